@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment knob of rlx: its name, type, default and meaning. Nothing else reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from rlx.base.diagnostics import did_you_mean
+from rlx.base.errors import UsageError
+
+__all__ = ["KNOBS", "Knob", "override"]
+
+T = TypeVar("T", bool, int, str)
+_OVERRIDES: ContextVar[dict[str, object] | None] = ContextVar("rlx_knobs", default=None)
+KNOBS: dict[str, Knob[bool] | Knob[int] | Knob[str]] = {}
+"""All knobs by name; the documentation's table is generated from it."""
+
+
+@dataclass(frozen=True)
+class Knob(Generic[T]):
+    """One environment variable with a typed default."""
+
+    name: str
+    default: T
+    doc: str
+
+    def __post_init__(self) -> None:
+        KNOBS[self.name] = self  # pyright: ignore[reportArgumentType]
+
+    def get(self) -> T:
+        """Return the value: a scoped override, else the environment, else the default.
+
+        Raises:
+            UsageError: the environment holds text that is not of the knob's type.
+        """
+        scoped = _OVERRIDES.get()
+        if scoped is not None and self.name in scoped:
+            return cast("T", scoped[self.name])
+        text = os.environ.get(self.name)  # noqa: TID251  (the one place that reads it)
+        if text is None:
+            return self.default
+        try:
+            if isinstance(self.default, bool):
+                return cast("T", _BOOLEANS[text.strip().lower()])
+            return cast("T", type(self.default)(text))
+        except (KeyError, ValueError) as error:
+            kind = type(self.default).__name__
+            raise UsageError(f"environment variable {self.name}={text!r} is not a {kind}: {self.doc}") from error
+
+
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS[""] = False
+
+
+@contextmanager
+def override(**values: object) -> Iterator[None]:
+    """Set knobs for a block of code, by name (`override(RLX_VERIFY=True)`).
+
+    Raises:
+        UsageError: no knob has that name, or the value has another type than its default.
+    """
+    for name, value in values.items():
+        if name not in KNOBS:
+            raise UsageError(f"unknown knob {name!r}.{did_you_mean(name, KNOBS)}")
+        if type(value) is not type(KNOBS[name].default):
+            raise UsageError(f"{name} takes a {type(KNOBS[name].default).__name__}, not {value!r}")
+    token = _OVERRIDES.set({**(_OVERRIDES.get() or {}), **values})
+    try:
+        yield
+    finally:
+        _OVERRIDES.reset(token)
+
+
+VERIFY = Knob("RLX_VERIFY", False, "Verify the graph after every pass.")
+CHECK = Knob("RLX_CHECK", False, "Check the memory plan independently and poison dead slots with NaN.")
+DUMP = Knob("RLX_DUMP", "", "Folder that receives the IR and the assembly of every kernel.")
+PERF = Knob("RLX_PERF", False, "Write a perf map so that `perf` can name kernels.")
+CACHE = Knob("RLX_CACHE", "on", "`on`, `off`, or `content` (identify model files by content instead of by stamp).")
+CACHE_DIR = Knob("RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder.")
+CACHE_LIMIT = Knob("RLX_CACHE_LIMIT", 1 << 30, "Size in bytes above which the oldest cache entries are removed.")
+CPU_ISA = Knob("RLX_CPU_ISA", "", "Restrict the CPU backend to an instruction set level: `v3` (AVX2) or `v4` (AVX-512).")
+THREADS = Knob("RLX_THREADS", 0, "Default number of threads of a run; 0 means all available CPUs.")
+
+
+def cache_dir() -> Path:
+    """Return the folder of the on-disk cache (not created here)."""
+    chosen = CACHE_DIR.get()
+    if chosen:
+        return Path(chosen)
+    home = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251  (the platform's convention, not a knob)
+    return (Path(home) if home else Path.home() / ".cache") / "rlx"
