@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program: a table of thunks over slots and extents.
+
+A slot is a pointer a backend fills in before a run; a thunk names a kernel and indexes slots and extents. Everything
+a run does is in the table, control flow included, so the schedule is data and code does not depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from rlx.base.dims import Dim
+from rlx.base.facts import Facts
+from rlx.ir.graph import Node, Value
+
+__all__ = ["Arg", "DimArg", "Program", "Slot", "SlotArg", "SlotKind", "Thunk", "ThunkKind"]
+
+
+class SlotKind(Enum):
+    """Where the bytes of a slot live."""
+
+    ARENA = "arena"  # planned offset in the executable's arena
+    WEIGHT = "weight"  # a param, a derived param or a constant
+    INPUT = "input"  # the caller's array
+    OUTPUT = "output"  # a fresh array of the caller, or `out=`
+    STATE = "state"  # persists between runs
+    VIEW = "view"  # a run-time offset into another slot, set by a BIND thunk
+
+
+@dataclass(slots=True)
+class Slot:
+    """One operand buffer.
+
+    Attributes:
+        kind: where it lives.
+        nbytes: its size; an expression over the symbols.
+        value: the value it was made for, None for temporaries.
+        root: for a VIEW, the slot it points into.
+    """
+
+    kind: SlotKind
+    nbytes: Dim
+    value: Value | None = None
+    root: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotArg:
+    """A kernel argument that is a pointer."""
+
+    slot: int
+    writes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DimArg:
+    """A kernel argument that is an i64 extent, stride, count or offset."""
+
+    dim: Dim
+
+
+Arg: TypeAlias = SlotArg | DimArg
+
+
+class ThunkKind(Enum):
+    """What the dispatcher does with a thunk."""
+
+    CALL = "call"  # run `kernel` over `chunks` chunks
+    JUMP = "jump"  # continue at `target`
+    JUMP_UNLESS = "jump_unless"  # continue at `target` if the bool in the first slot argument is false
+    JUMP_GE = "jump_ge"  # continue at `target` if the first extent argument >= the second
+    SET_DIM = "set_dim"  # extent args[0] = immediate
+    ADD_DIM = "add_dim"  # extent args[0] += immediate
+    BIND = "bind"  # slot args[0] = slot args[1] + extent args[2] * extent args[3] bytes
+    HOST = "host"  # Python runs the node's reference on views
+
+
+@dataclass(slots=True)
+class Thunk:
+    """One step.
+
+    Attributes:
+        kind: what to do.
+        args: kernel arguments in the kernel's order.
+        kernel: backend-specific, for CALL.
+        chunks: number of independent chunks the kernel may be split into.
+        node: where it came from, for errors and reports.
+        inplace: pairs (operand slot, result slot) the kernel allows to be the same bytes.
+        scratch: bytes each participant needs beside the slots.
+        may_fail: the kernel may record an error.
+        target: index of the thunk to continue at, for jumps.
+        immediate: for SET_DIM and ADD_DIM.
+    """
+
+    kind: ThunkKind
+    args: tuple[Arg, ...] = ()
+    kernel: Any = None
+    chunks: Dim = 1
+    node: Node | None = None
+    inplace: tuple[tuple[int, int], ...] = ()
+    scratch: Dim = 0
+    may_fail: bool = False
+    target: int = -1
+    immediate: int = 0
+
+    def reads(self) -> Iterator[int]:
+        """Iterate the slots this thunk reads."""
+        for position, arg in enumerate(self.args):
+            if isinstance(arg, SlotArg) and not arg.writes and not (self.kind is ThunkKind.BIND and position == 0):
+                yield arg.slot
+
+    def writes(self) -> Iterator[int]:
+        """Iterate the slots this thunk writes."""
+        for arg in self.args:
+            if isinstance(arg, SlotArg) and arg.writes:
+                yield arg.slot
+
+
+@dataclass
+class Program:
+    """Thunks in order, the slots they use, and which slots belong to inputs, outputs and weights.
+
+    Attributes:
+        loops: (first, last) thunk of every loop body, innermost after outermost.
+    """
+
+    name: str
+    facts: Facts
+    slots: list[Slot] = field(default_factory=list[Slot])
+    thunks: list[Thunk] = field(default_factory=list[Thunk])
+    inputs: list[int] = field(default_factory=list[int])
+    outputs: list[int] = field(default_factory=list[int])
+    weights: dict[int, Value] = field(default_factory=dict[int, Value])
+    loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph to a program: slots for values, views, control flow flattened into thunks.
+
+The backend's `Lowerer` turns one node into launches; this file decides which values share a slot (aliases), which are
+views with a run-time offset, and where results are written so that copies are rare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from rlx.base.dims import Dim, product, symbol
+from rlx.base.errors import PassError
+from rlx.ir.graph import Block, Graph, Node, Value
+from rlx.kernel.program import Arg, DimArg, Program, Slot, SlotArg, SlotKind, Thunk, ThunkKind
+from rlx.ops.control import If, Scan
+from rlx.ops.leaf import Constant
+from rlx.ops.movement import Slice
+
+__all__ = ["LoweringContext", "Lowerer", "schedule"]
+
+
+class Lowerer(Protocol):
+    """What a backend provides to the scheduler."""
+
+    def lower(self, node: Node, ctx: LoweringContext) -> None:
+        """Emit the launches of one node.
+
+        Raises:
+            UnsupportedOpError: the backend does not run it.
+        """
+        ...
+
+    def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
+        """Emit a copy of bytes from one slot to another."""
+        ...
+
+
+class LoweringContext:
+    """Where a lowering finds slots and puts launches. One per program."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.node: Node | None = None
+        self._slots: dict[Value, int] = {}
+
+    def slot(self, value: Value) -> int:
+        """Return the slot of a value, creating an arena slot for a result seen for the first time."""
+        index = self._slots.get(value)
+        if index is None:
+            index = self.new_slot(SlotKind.ARENA, value.type.nbytes, value)
+            self._slots[value] = index
+        return index
+
+    def assign(self, value: Value, slot: int) -> None:
+        """Make a value live in an existing slot."""
+        self._slots[value] = slot
+
+    def is_assigned(self, value: Value) -> bool:
+        """Return whether the value has a slot already."""
+        return value in self._slots
+
+    def new_slot(self, kind: SlotKind, nbytes: Dim, value: Value | None = None, root: int | None = None) -> int:
+        """Add a slot and return its index."""
+        self.program.slots.append(Slot(kind, nbytes, value, root))
+        return len(self.program.slots) - 1
+
+    def temporary(self, nbytes: Dim) -> int:
+        """Return a slot for an intermediate buffer of this node; the planner gives it bytes and takes them back."""
+        return self.new_slot(SlotKind.ARENA, nbytes)
+
+    def launch(
+        self,
+        kernel: Any,
+        args: Sequence[Arg],
+        chunks: Dim = 1,
+        *,
+        inplace: Sequence[tuple[int, int]] = (),
+        scratch: Dim = 0,
+        may_fail: bool = False,
+    ) -> None:
+        """Append a CALL of `kernel` over `chunks` independent chunks. See `Thunk` for the arguments."""
+        self.append(
+            Thunk(
+                ThunkKind.CALL,
+                tuple(args),
+                kernel,
+                chunks,
+                inplace=tuple(inplace),
+                scratch=scratch,
+                may_fail=may_fail,
+            )
+        )
+
+    def append(self, thunk: Thunk) -> Thunk:
+        """Append a thunk, remembering the node that is being lowered."""
+        thunk.node = self.node
+        self.program.thunks.append(thunk)
+        return thunk
+
+    @property
+    def position(self) -> int:
+        """Index of the next thunk."""
+        return len(self.program.thunks)
+
+
+def schedule(graph: Graph, lowerer: Lowerer) -> Program:
+    """Return the program of a graph whose nodes the lowerer runs."""
+    program = Program(graph.name, graph.facts)
+    ctx = LoweringContext(program)
+    for value in graph.inputs:
+        ctx.assign(value, ctx.new_slot(SlotKind.INPUT, value.type.nbytes, value))
+        program.inputs.append(ctx.slot(value))
+    for param in graph.params.values():
+        slot = ctx.new_slot(SlotKind.WEIGHT, param.value.type.nbytes, param.value)
+        ctx.assign(param.value, slot)
+        program.weights[slot] = param.value
+    walker = _Walker(ctx, lowerer)
+    targets = [ctx.new_slot(SlotKind.OUTPUT, v.type.nbytes, v) for v in graph.outputs]
+    program.outputs = targets
+    walker.run(graph.block, targets)
+    return program
+
+
+class _Walker:
+    def __init__(self, ctx: LoweringContext, lowerer: Lowerer) -> None:
+        self.ctx = ctx
+        self.lowerer = lowerer
+        self._loops = 0
+
+    def run(self, block: Block, targets: Sequence[int]) -> None:
+        """Lower a block so that its results end in the target slots."""
+        pending = self._place_results(block, targets)
+        for node in block:
+            self.ctx.node = node
+            self._node(node)
+        self.ctx.node = None
+        self._copy_results(pending)
+
+    def _place_results(self, block: Block, targets: Sequence[int]) -> list[tuple[Value, int]]:
+        """Let producers write straight into the targets; return the (value, target) pairs that need a copy."""
+        pending: list[tuple[Value, int]] = []
+        placed: set[Value] = set()
+        for value, target in zip(block.results, targets, strict=True):
+            root = _alias_root(value)
+            owned = root.producer is not None and root.producer.block is block
+            if (
+                owned
+                and root not in placed
+                and not _is_view(root)
+                and not isinstance(root.producer.op, Constant)  # pyright: ignore[reportOptionalMemberAccess]
+            ):
+                self.ctx.assign(root, target)
+                placed.add(root)
+            else:
+                pending.append((value, target))
+        return pending
+
+    def _copy_results(self, pending: list[tuple[Value, int]]) -> None:
+        ctx = self.ctx
+        targets = {target for _, target in pending}
+        moves: list[tuple[int, int, Dim]] = []
+        for value, target in pending:
+            source, nbytes = ctx.slot(value), value.type.nbytes
+            if source == target:
+                continue
+            if source in targets:  # another result overwrites it: save it first
+                saved = ctx.temporary(nbytes)
+                self.lowerer.copy(ctx, source, saved, nbytes)
+                source = saved
+            moves.append((source, target, nbytes))
+        for source, target, nbytes in moves:
+            self.lowerer.copy(ctx, source, target, nbytes)
+
+    def _node(self, node: Node) -> None:
+        ctx, op = self.ctx, node.op
+        if isinstance(op, Constant):
+            slot = ctx.new_slot(SlotKind.WEIGHT, node.result.type.nbytes, node.result)
+            ctx.assign(node.result, slot)
+            ctx.program.weights[slot] = node.result
+        elif op.alias:
+            source = node.operands[0]
+            assert source is not None
+            if not ctx.is_assigned(node.result):
+                ctx.assign(node.result, ctx.slot(source))
+        elif isinstance(op, Slice) and not ctx.is_assigned(node.result) and view_offset(node) is not None:
+            self._view(node)
+        elif isinstance(op, If):
+            self._if(node)
+        elif isinstance(op, Scan):
+            self._scan(node, op)
+        elif node.regions:
+            raise PassError(f"no schedule for operator {op.name!r} at node {node.location}")
+        else:
+            self.lowerer.lower(node, ctx)
+
+    def _view(self, node: Node) -> None:
+        ctx = self.ctx
+        source, offset = node.operands[0], view_offset(node)
+        assert source is not None
+        assert offset is not None
+        if offset == 0:
+            ctx.assign(node.result, ctx.slot(source))
+            return
+        ctx.assign(node.result, self._bind(ctx.slot(source), offset, 1, node.result.type.nbytes))
+
+    def _bind(self, root: int, offset: Dim, factor: Dim, nbytes: Dim) -> int:
+        ctx = self.ctx
+        slot = ctx.new_slot(SlotKind.VIEW, nbytes, root=root)
+        ctx.append(
+            Thunk(ThunkKind.BIND, (SlotArg(slot), SlotArg(root), DimArg(offset), DimArg(factor)))
+        )
+        return slot
+
+    def _if(self, node: Node) -> None:
+        ctx = self.ctx
+        condition, captures = node.operands[0], node.operands[1:]
+        assert condition is not None
+        targets = [ctx.slot(r) for r in node.results]
+        then, otherwise = node.regions
+        skip = ctx.append(Thunk(ThunkKind.JUMP_UNLESS, (SlotArg(ctx.slot(condition)),)))
+        self._enter(then, captures)
+        self.run(then, targets)
+        leave = ctx.append(Thunk(ThunkKind.JUMP))
+        skip.target = ctx.position
+        self._enter(otherwise, captures)
+        self.run(otherwise, targets)
+        leave.target = ctx.position
+        ctx.node = node
+
+    def _enter(self, block: Block, values: Sequence[Value | None]) -> None:
+        for parameter, value in zip(block.parameters, values, strict=True):
+            assert value is not None
+            self.ctx.assign(parameter, self.ctx.slot(value))
+
+    def _scan(self, node: Node, op: Scan) -> None:
+        ctx, (body,) = self.ctx, node.regions
+        n, m = op.carried, op.scan_inputs
+        carried, scanned, captures = node.operands[:n], node.operands[n : n + m], node.operands[n + m :]
+        counter = symbol(f"_iteration{self._loops}", lower=0)
+        self._loops += 1
+        state = [ctx.slot(r) for r in node.results[:n]]
+        for value, slot in zip(carried, state, strict=True):
+            assert value is not None
+            self.lowerer.copy(ctx, ctx.slot(value), slot, value.type.nbytes)
+        ctx.append(Thunk(ThunkKind.SET_DIM, (DimArg(counter),), immediate=0))
+        head = ctx.position
+        leave = ctx.append(Thunk(ThunkKind.JUMP_GE, (DimArg(counter), DimArg(op.trip))))
+        slices = body.parameters[n : n + m]
+        for parameter, value in zip(slices, scanned, strict=True):
+            assert value is not None
+            nbytes = parameter.type.nbytes
+            ctx.assign(parameter, self._bind(ctx.slot(value), counter, nbytes, nbytes))
+        for parameter, slot in zip(body.parameters[:n], state, strict=True):
+            ctx.assign(parameter, slot)
+        self._enter_rest(body.parameters[n + m :], captures)
+        stacked = [
+            self._bind(ctx.slot(r), counter, s.type.nbytes, s.type.nbytes)
+            for r, s in zip(node.results[n:], body.results[n:], strict=True)
+        ]
+        # The new state must not be written over the old one while the body still reads it.
+        fresh = [ctx.temporary(r.type.nbytes) for r in body.results[:n]]
+        self.run(body, [*fresh, *stacked])
+        ctx.node = node
+        for source, slot, result in zip(fresh, state, body.results[:n], strict=True):
+            self.lowerer.copy(ctx, source, slot, result.type.nbytes)
+        ctx.append(Thunk(ThunkKind.ADD_DIM, (DimArg(counter),), immediate=1))
+        ctx.append(Thunk(ThunkKind.JUMP, target=head))
+        ctx.program.loops.append((head, ctx.position - 1))
+        leave.target = ctx.position
+
+    def _enter_rest(self, parameters: Sequence[Value], values: Sequence[Value | None]) -> None:
+        for parameter, value in zip(parameters, values, strict=True):
+            assert value is not None
+            self.ctx.assign(parameter, self.ctx.slot(value))
+
+
+def _alias_root(value: Value) -> Value:
+    """Follow aliasing nodes to the value whose bytes these are."""
+    while value.producer is not None and value.producer.op.alias:
+        source = value.producer.operands[0]
+        assert source is not None
+        value = source
+    return value
+
+
+def _is_view(value: Value) -> bool:
+    """Return whether the value would be a view of another slot rather than written by a kernel."""
+    producer = value.producer
+    return producer is not None and isinstance(producer.op, Slice) and view_offset(producer) is not None
+
+
+def view_offset(node: Node) -> Dim | None:
+    """Return the byte offset of a Slice whose result is one contiguous run of its operand, else None.
+
+    That is a slice with step 1 of the outermost axis whose extent is not 1, with all later axes whole.
+    """
+    op, source = node.op, node.operands[0]
+    assert isinstance(op, Slice)
+    assert source is not None
+    shape = source.type.shape
+    axis = next((i for i, d in enumerate(shape) if d != 1), None)
+    if axis is None:
+        return 0
+    if op.steps[axis] != 1:
+        return None
+    whole = all(
+        op.sizes[i] == shape[i] and op.starts[i] == 0 and op.steps[i] == 1 for i in range(axis + 1, len(shape))
+    )
+    if not whole:
+        return None
+    return op.starts[axis] * (product(shape[axis + 1 :]) * source.type.dtype.itemsize)
