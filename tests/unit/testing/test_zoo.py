@@ -35,7 +35,7 @@ def _case(**changes: object) -> zoo.Case:
         rtol=1e-3,
         ci=False,
     )
-    return dataclasses.replace(plain, **changes)  # pyright: ignore[reportArgumentType]
+    return dataclasses.replace(plain, **changes)
 
 
 def _wheel(file: Path, prefix: str = "", model: bytes = MODEL) -> Path:
@@ -121,10 +121,11 @@ def test_export_case_names_its_script(tmp_path: Path) -> None:
         zoo.path(zoo.case("mobilenet_v2"))
 
 
-def test_table_covers_the_twelve_rows_and_every_pypi_file_is_pinned() -> None:
+def test_table_covers_the_twelve_rows_and_every_file_is_pinned() -> None:
     cases = zoo.cases()
     assert {c.row for c in cases if c.row is not None} == set(range(1, 13))
     assert len({c.name for c in cases}) == len(cases)
+    assert all(c.files for c in cases)
     assert all(c.member in c.files for c in cases if c.source != "export")
     assert all(c.atol >= c.noise for c in cases)
     assert {c.row for c in cases if c.ci} == {1, 3, 6, 7, 12}
