@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Building a graph by hand: operators on values inside a `with` block."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from rlx.base.diagnostics import Location
+from rlx.base.dims import Dim, symbol
+from rlx.base.dtypes import DType
+from rlx.base.errors import UsageError
+from rlx.base.types import TensorType
+from rlx.ir.builder import Builder
+from rlx.ir.graph import Graph as IrGraph
+from rlx.ir.graph import Value
+from rlx.ops.spec import building
+
+__all__ = ["Graph"]
+
+
+class Graph:
+    """A graph under construction.
+
+    Example:
+        >>> import numpy as np, rlx
+        >>> with rlx.Graph("scale") as g:
+        ...     x = g.input("x", ["N", 3])
+        ...     g.output("y", x * 2 + 1)
+        >>> rlx.compile(g)(np.ones((1, 3), np.float32))
+        array([[3., 3., 3.]], dtype=float32)
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.ir = IrGraph(name)
+        self._outputs: dict[str, Value] = {}
+        self._building: building | None = None
+
+    def __enter__(self) -> Graph:
+        self._building = building(_LocatingBuilder(self.ir.block, self.ir.facts))
+        self._building.__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        assert self._building is not None
+        self._building.__exit__(*exc)
+        self._building = None
+
+    def input(self, name: str, shape: list[int | str] | tuple[int | str, ...], dtype: Any = "f32") -> Value:
+        """Add an input; strings in the shape name symbolic extents.
+
+        Raises:
+            UsageError: the name is taken.
+        """
+        self._check_new(name)
+        return self.ir.add_input(name, TensorType(DType.of(dtype), tuple(_dim(d) for d in shape)))
+
+    def param(self, name: str, data: Any) -> Value:
+        """Add a weight with its default value.
+
+        Raises:
+            UsageError: the name is taken.
+        """
+        self._check_new(name)
+        array = np.asarray(data)
+        return self.ir.add_param(name, array, TensorType(DType.of(array.dtype), array.shape))
+
+    def output(self, name: str, value: Value) -> None:
+        """Declare an output.
+
+        Raises:
+            UsageError: the name is taken by another output.
+        """
+        if name in self._outputs:
+            raise UsageError(f"the graph has an output {name!r} already")
+        self._outputs[name] = value
+        self.ir.set_outputs(self._outputs)
+
+    def _check_new(self, name: str) -> None:
+        if any(v.name == name for v in self.ir.inputs) or name in self.ir.params:
+            raise UsageError(f"the graph has an input or param {name!r} already")
+
+
+def _dim(value: int | str) -> Dim:
+    return symbol(value) if isinstance(value, str) else int(value)
+
+
+class _LocatingBuilder(Builder):
+    """Gives every node the Python line of the caller outside rlx as its location."""
+
+    def emit_typed(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
+        frame = sys._getframe(1)  # noqa: SLF001  (the documented way to find the caller cheaply)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
+            frame = frame.f_back
+        with self.at(Location(source=f"{frame.f_code.co_filename}:{frame.f_lineno}")):
+            return super().emit_typed(*args, **kwargs)

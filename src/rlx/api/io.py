@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`rlx.load`, `rlx.compile` and `rlx.devices`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlx.api.graph import Graph
+from rlx.backends.protocol import Backend, CompileOptions
+from rlx.backends.registry import backend_names, get_backend
+from rlx.base.diagnostics import did_you_mean
+from rlx.base.dims import Dim, symbols_of
+from rlx.base.errors import DeviceError, UsageError
+from rlx.base.target import Target
+from rlx.ir.clone import clone_graph
+from rlx.ir.graph import Graph as IrGraph
+from rlx.runtime.executable import Executable, Source
+
+__all__ = ["Device", "compile", "devices", "load"]
+
+_PRECISIONS = ("f32",)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A place where models run."""
+
+    name: str
+    description: str
+
+
+def devices() -> list[Device]:
+    """Return the devices found on this machine, as accepted by `device=`.
+
+    Example:
+        >>> import rlx
+        >>> "cpu" in [d.name for d in rlx.devices()]
+        True
+    """
+    found: list[Device] = []
+    for name in backend_names():
+        for index, target in enumerate(get_backend(name).targets()):
+            found.append(Device(name if index == 0 else f"{name}:{index}", target.description))
+    return found
+
+
+def load(
+    model: Any,
+    device: str = "cpu",
+    *,
+    threads: int | None = None,
+    precision: str = "f32",
+    dims: Mapping[str, int] | None = None,
+    host_ops: str = "allow",
+) -> Executable:
+    """Load an ONNX model and return an object that runs it.
+
+    Args:
+        model: a path, the bytes of a file, a binary file object, or an `onnx.ModelProto`.
+        device: one of `rlx.devices()`.
+        threads: most CPU threads a run may use; all available ones by default.
+        precision: `f32` (f16 and bf16 models run as they are stored).
+        dims: upper bounds of symbolic extents by name. With bounds for all of them the model is compiled here;
+            otherwise by the first call (or `warmup`). A larger call later grows the bounds without a recompile.
+        host_ops: `allow` or `error`, for operators that have no kernel on the device.
+
+    Raises:
+        ModelError: the file is malformed or uses something rlx does not run; the message lists all of it.
+        UsageError: an argument is wrong.
+        DeviceError: there is no such device.
+    """
+    from rlx.frontends.onnx import load_model, onnx_source  # noqa: PLC0415  (only models need the reader)
+
+    backend, target, options = _choose(device, threads, precision, host_ops)
+    parsed = load_model(model)
+    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "the model"
+    source = onnx_source(parsed, str(name), _checked_dims(dims))
+    return Executable(source, backend, target, options)
+
+
+def compile(  # noqa: A001  (the verb users expect, as in re.compile)
+    graph: Graph,
+    device: str = "cpu",
+    *,
+    threads: int | None = None,
+    precision: str = "f32",
+    dims: Mapping[str, int] | None = None,
+    host_ops: str = "allow",
+) -> Executable:
+    """Compile a graph built with `rlx.Graph` and return an object that runs it. Arguments as for `load`."""
+    backend, target, options = _choose(device, threads, precision, host_ops)
+    ir = graph.ir
+    bounds = _checked_dims(dims)
+    names = {s for v in ir.inputs for d in v.type.shape for s in symbols_of(d)}
+    _check_names(bounds, names, ir.name)
+
+    def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> IrGraph:
+        copied = clone_graph(ir, {n: _as_dim(v) for n, v in fixed.items()})
+        copied.facts.hints = dict(hints)
+        return copied
+
+    inputs = [(v.name, v.type.dtype, v.type.shape) for v in ir.inputs]
+    return Executable(Source(ir.name, inputs, build, bounds), backend, target, options)
+
+
+def _as_dim(value: int) -> Dim:
+    return value
+
+
+def _choose(
+    device: str, threads: int | None, precision: str, host_ops: str
+) -> tuple[Backend, Target, CompileOptions]:
+    if precision not in _PRECISIONS:
+        raise UsageError(f"precision {precision!r} is not available yet; use 'f32'")
+    if host_ops not in ("allow", "error"):
+        raise UsageError(f"host_ops is 'allow' or 'error', not {host_ops!r}")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads is at least 1, not {threads}")
+    name, _, index = device.partition(":")
+    backend = get_backend(name)
+    targets = backend.targets()
+    position = int(index) if index.isdigit() else 0
+    if position >= len(targets) or (index and not index.isdigit()):
+        raise DeviceError(f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}")
+    return backend, targets[position], CompileOptions(threads=threads, host_ops=host_ops)
+
+
+def _checked_dims(dims: Mapping[str, int] | None) -> dict[str, int]:
+    for name, value in (dims or {}).items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"dims[{name!r}] is an upper bound, a positive int, not {value!r}")
+    return dict(dims or {})
+
+
+def _check_names(bounds: Mapping[str, int], names: set[str], model: str) -> None:
+    for name in bounds:
+        if name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            raise UsageError(f"{model} has no extent {name!r}; it has {known}.{did_you_mean(name, names)}")

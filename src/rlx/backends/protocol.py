@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a backend is. A backend author reads this file, then `rlx.testing.conformance`.
+
+A backend finds targets, says which operators it claims, and compiles a graph of claimed operators into a
+`CompiledGraph`. It registers under the entry point group ``rlx.backends`` (an instance named `backend`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rlx.base.numeric import Array
+from rlx.base.target import Claims, Target
+from rlx.ir.graph import Graph
+
+__all__ = ["Backend", "CompileOptions", "CompiledGraph", "MemoryReport"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a caller may choose.
+
+    Attributes:
+        threads: most participants of one run; None means all available CPUs.
+        host_ops: `allow` runs operators without a kernel on the host (named in the reports), `error` refuses them.
+    """
+
+    threads: int | None = None
+    host_ops: str = "allow"
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes a compiled graph needs, known before its first run.
+
+    Attributes:
+        weights: params as the kernels read them (packed, folded), and constants.
+        arena: intermediate values at the upper bounds of the extents.
+        arena_lower_bound: the maximum of simultaneously live intermediate bytes.
+        scratch: working memory of all participants.
+        state: values that persist between runs.
+    """
+
+    weights: int = 0
+    arena: int = 0
+    arena_lower_bound: int = 0
+    scratch: int = 0
+    state: int = 0
+
+
+class CompiledGraph(Protocol):
+    """A graph compiled for one target. Calls are serialised by the owner."""
+
+    dispatch: Sequence[tuple[str, str, int]]
+    """(operator, how it runs, number of nodes): `kernel`, `view`, `host` or `reference`."""
+
+    def set_weight(self, name: str, data: Array) -> None:
+        """Point a param (or derived param) at its data; the array is kept, not copied, and must be C-contiguous."""
+        ...
+
+    def plan(self, uppers: Mapping[str, int]) -> None:
+        """(Re)plan memory for these upper bounds of the extents; code is untouched."""
+        ...
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+        """Run once.
+
+        Args:
+            inputs: C-contiguous arrays in the graph's order, of exactly its dtypes and the shapes under `env`.
+            outputs: likewise, to be filled.
+            env: the value of every symbol, within the planned bounds.
+
+        Raises:
+            ExecutionError: the data broke a rule of an operator.
+        """
+        ...
+
+    def memory(self) -> MemoryReport:
+        """Return the bytes it needs at the planned bounds."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back; the object is not usable afterwards."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of device."""
+
+    name: str
+
+    def targets(self) -> Sequence[Target]:
+        """Return the devices found (empty where there are none)."""
+        ...
+
+    def claims(self, target: Target) -> Claims:
+        """Return which operators, epilogues and layouts the backend takes."""
+        ...
+
+    def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
+        """Compile a graph of claimed operators.
+
+        Raises:
+            CompileError: a kernel could not be built.
+            UnsupportedOpError: an operator is not claimed.
+        """
+        ...
+
+    def describe(self, target: Target) -> Mapping[str, Any]:
+        """Return what a bug report needs to know about a target."""
+        ...

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a graph to a compiled graph: passes, param-only work, the backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions
+from rlx.base.config import VERIFY
+from rlx.base.errors import UsageError
+from rlx.base.numeric import Array
+from rlx.base.target import Claims, Target
+from rlx.ir.graph import Graph
+from rlx.ops.evaluate import evaluate
+from rlx.passes.hoist import ParamProgram, split_params
+from rlx.passes.manager import PassContext
+from rlx.passes.pipelines import default_pipeline
+
+__all__ = ["Program", "compile_graph"]
+
+
+@dataclass
+class Program:
+    """One compiled variant of a model.
+
+    Attributes:
+        graph: after all passes; its params are what the kernels read (derived params included).
+        param_program: how derived params follow from the model's own.
+        compiled: the backend's part.
+        report: why things fused or did not, by pass.
+        seconds: how long each stage took.
+    """
+
+    graph: Graph
+    param_program: ParamProgram
+    compiled: CompiledGraph
+    report: list[str] = field(default_factory=list[str])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+    def load_params(self, params: Mapping[str, Array]) -> None:
+        """Compute derived params and hand all weights to the backend.
+
+        Args:
+            params: data of the model's own params by name.
+
+        Raises:
+            UsageError: a param has no data.
+        """
+        missing = [n for n in self.param_program.graph.params if n not in params]
+        missing += [n for n in self.graph.params if n not in params and n not in self.param_program.results]
+        if missing:
+            raise UsageError(f"params without data: {', '.join(missing)}; set them before the first run")
+        own = {n: params[n] for n in self.param_program.graph.params}
+        derived = evaluate(self.param_program.graph, own)
+        for name in self.graph.params:
+            data = derived.get(name, params.get(name))
+            assert data is not None
+            self.compiled.set_weight(name, np.ascontiguousarray(data))
+
+
+def compile_graph(graph: Graph, backend: Backend, target: Target, options: CompileOptions) -> Program:
+    """Optimise a graph for a target and compile it. The graph is consumed.
+
+    Raises:
+        CompileError: a pass or the backend failed.
+        UnsupportedOpError: the backend does not run an operator of the graph.
+    """
+    claims: Claims = backend.claims(target)
+    context = PassContext(claims=claims, verify=VERIFY.get())
+    started = time.perf_counter()
+    default_pipeline(claims).run(graph, context)
+    param_program = split_params(graph)
+    passed = time.perf_counter()
+    compiled = backend.compile(graph, target, options)
+    seconds = {"passes": passed - started, "backend": time.perf_counter() - passed}
+    return Program(graph, param_program, compiled, context.report, seconds)

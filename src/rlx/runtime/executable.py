@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The object a user runs: binds arrays to a compiled program, chooses the variant, owns weights and memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from logging import getLogger
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.protocol import Backend, CompileOptions, MemoryReport
+from rlx.base.diagnostics import did_you_mean
+from rlx.base.dims import Dim, DimExpr, evaluate, symbols_of
+from rlx.base.dtypes import DType
+from rlx.base.errors import UsageError
+from rlx.base.numeric import Array
+from rlx.base.target import Target
+from rlx.ir.graph import Graph
+from rlx.runtime.compile import Program, compile_graph
+
+__all__ = ["Executable", "Source", "TensorSpec"]
+
+_LOG = getLogger("rlx")
+_MAX_VARIANTS = 8
+_MAX_BINDINGS = 256
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of an input or output; symbolic extents are given as text."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass
+class Source:
+    """Where programs come from: a model file or a graph.
+
+    Attributes:
+        name: for messages.
+        inputs: names, dtypes and shapes (static or symbolic) of the inputs in order.
+        build: (hints, fixed) -> a new graph. Hints give a value for every symbol; extents in `fixed` become static.
+        uppers: bounds the user gave for symbols.
+    """
+
+    name: str
+    inputs: list[tuple[str, DType, tuple[Dim, ...]]]
+    build: Callable[[Mapping[str, int], Mapping[str, int]], Graph]
+    uppers: dict[str, int]
+
+
+@dataclass
+class _Variant:
+    program: Program
+    fixed: dict[str, int]
+    uppers: dict[str, int]
+
+    def fits(self, env: Mapping[str, int]) -> bool:
+        """Return whether all guards hold for these extents."""
+        if any(env[name] != value for name, value in self.fixed.items()):
+            return False
+        if any(env[s] < 1 for s in self.uppers if s not in self.fixed):
+            return False
+        return all(g.holds(dict(env)) for g in self.program.graph.facts.guards)
+
+
+@dataclass
+class _Binding:
+    """Everything that follows from the shapes of one call."""
+
+    variant: _Variant
+    env: dict[str, int]
+    outputs: list[tuple[tuple[int, ...], np.dtype[Any]]]
+
+
+class Executable:
+    """A compiled model. Safe to call from several threads (calls are serialised); use clones to run in parallel.
+
+    Attributes:
+        inputs: what `run` takes.
+        outputs: what `run` gives, in order.
+    """
+
+    def __init__(self, source: Source, backend: Backend, target: Target, options: CompileOptions) -> None:
+        self._source = source
+        self._backend = backend
+        self._target = target
+        self._options = options
+        self._lock = threading.Lock()
+        self._variants: list[_Variant] = []
+        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
+        self._params: dict[str, Array] = {}
+        self._closed = False
+        self.inputs = [TensorSpec(n, d, _shown(s)) for n, d, s in source.inputs]
+        self._names = [n for n, _, _ in source.inputs]
+        self._dtypes = [d.numpy for _, d, _ in source.inputs]
+        self._outputs: list[TensorSpec] | None = None
+        self._result_type: Any = None
+        if not self._unbounded():
+            hints = dict(source.uppers)
+            self._compile(hints, {})
+
+    # -- what it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def outputs(self) -> list[TensorSpec]:
+        """The outputs in order.
+
+        Raises:
+            UsageError: extents are unbounded and nothing ran yet, so their types are not known.
+        """
+        if self._outputs is None:
+            raise UsageError(
+                f"the outputs of {self._source.name} are known after the first call, `warmup`, or with "
+                f"dims={{{', '.join(f'{s!r}: ...' for s in self._unbounded())}}}"
+            )
+        return self._outputs
+
+    @property
+    def variants(self) -> int:
+        """How many times the model was compiled (1 unless a call broke an assumption)."""
+        return len(self._variants)
+
+    @property
+    def program(self) -> Program:
+        """The most recently used variant.
+
+        Raises:
+            UsageError: nothing is compiled yet.
+        """
+        if not self._variants:
+            raise UsageError(f"{self._source.name} is compiled on the first call; use `warmup` to force it")
+        return self._variants[0].program
+
+    def memory(self) -> MemoryReport:
+        """Return the bytes weights, arena, scratch and state take at the current bounds."""
+        return self.program.compiled.memory()
+
+    def _unbounded(self) -> list[str]:
+        known = self._source.uppers
+        names = {s for _, _, shape in self._source.inputs for d in shape for s in symbols_of(d)}
+        return sorted(n for n in names if n not in known)
+
+    # -- running -----------------------------------------------------------------------------------------------------
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
+        """Run once with inputs by name and return all outputs by name, in order.
+
+        Inputs are NumPy arrays or anything with `__dlpack__` or `__array__`, of the declared dtypes and shapes. They
+        are not kept; outputs are new arrays owned by the caller.
+
+        Raises:
+            UsageError: an input is unknown, missing, or of another dtype or shape.
+            ExecutionError: the data broke a rule of an operator.
+        """
+        return dict(zip(self._output_names(), self._run(self._by_name(inputs)), strict=True))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run with inputs by position or keyword; return the array, or a named tuple if there are several.
+
+        Raises:
+            UsageError: as `run`, or an input is given twice.
+        """
+        if len(args) > len(self._names):
+            raise UsageError(f"{self._source.name} takes {len(self._names)} inputs, not {len(args)}")
+        given = dict(zip(self._names, args, strict=False))
+        twice = [n for n in kwargs if n in given]
+        if twice:
+            raise UsageError(f"input {twice[0]!r} is given by position and by name")
+        results = self._run(self._by_name({**given, **kwargs}))
+        return results[0] if len(results) == 1 else self._result_type(*results)
+
+    def warmup(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Executable:
+        """Compile (and run once on zeros) for these input shapes; with none, for the upper bounds."""
+        env = dict(self._source.uppers)
+        arrays: list[Array] = []
+        for name, dtype, shape in self._source.inputs:
+            if shapes is not None and name in shapes:
+                extents = tuple(shapes[name])
+            else:
+                try:
+                    extents = tuple(evaluate(d, env) for d in shape)
+                except KeyError as error:
+                    raise UsageError(f"warmup needs the shape of input {name!r}: {_shown(shape)}") from error
+            arrays.append(np.zeros(extents, dtype.numpy))
+        self._run(arrays)
+        return self
+
+    def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
+        try:
+            arrays = [inputs[n] for n in self._names]
+        except KeyError:
+            arrays = None
+        if arrays is None or len(inputs) != len(self._names):
+            raise self._name_error(inputs)
+        return arrays
+
+    def _name_error(self, inputs: Mapping[str, Any]) -> UsageError:
+        for name in inputs:
+            if name not in self._names:
+                listed = "; ".join(map(str, self.inputs))
+                return UsageError(f"unknown input {name!r}.{did_you_mean(name, self._names)} The inputs are {listed}")
+        missing = [str(s) for s in self.inputs if s.name not in inputs]
+        return UsageError(f"missing inputs: {'; '.join(missing)}")
+
+    def _run(self, inputs: list[Any]) -> list[Array]:
+        arrays: list[Array] = []
+        for position, (given, dtype) in enumerate(zip(inputs, self._dtypes, strict=True)):
+            ok = type(given) is np.ndarray and given.dtype == dtype and given.flags.c_contiguous
+            arrays.append(given if ok else self._accept(position, given))
+        key = tuple([a.shape for a in arrays])
+        with self._lock:
+            if self._closed:
+                raise UsageError(f"{self._source.name} is closed")
+            binding = self._bindings.get(key)
+            if binding is None:
+                binding = self._bind(key)
+            outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
+            binding.variant.program.compiled.run(arrays, outputs, binding.env)
+        return outputs
+
+    def _accept(self, position: int, given: Any) -> Array:
+        """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
+        spec, dtype = self.inputs[position], self._dtypes[position]
+        if isinstance(given, np.ndarray):
+            array = given
+        elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
+            try:
+                array = np.from_dlpack(given)
+            except (BufferError, RuntimeError, TypeError):
+                array = np.asarray(given)
+        else:
+            array = np.asarray(given)
+            if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
+                array = self._from_python(spec, array)
+        if array.dtype != dtype:
+            raise UsageError(f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})")
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def _from_python(self, spec: TensorSpec, array: Array) -> Array:
+        """Plain Python numbers and lists take the declared dtype if that loses nothing."""
+        wanted = spec.dtype.numpy
+        if array.dtype == object or array.dtype.kind not in "biuf":
+            raise UsageError(f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}")
+        if np.can_cast(array.dtype, wanted, "same_kind") and (
+            array.dtype.kind == "f" or np.array_equal(array.astype(wanted), array)
+        ):
+            return array.astype(wanted)
+        raise UsageError(f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold")
+
+    # -- binding shapes ----------------------------------------------------------------------------------------------
+
+    def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
+        env = self._environment(key)
+        variant = self._variant(env)
+        graph = variant.program.graph
+        outputs = [(tuple(_extent(d, env) for d in v.type.shape), v.type.dtype.numpy) for v in graph.outputs]
+        binding = _Binding(variant, env, outputs)
+        self._bindings[key] = binding
+        if len(self._bindings) > _MAX_BINDINGS:
+            self._bindings.popitem(last=False)
+        return binding
+
+    def _environment(self, key: tuple[tuple[int, ...], ...]) -> dict[str, int]:
+        env: dict[str, int] = {}
+        origin: dict[str, str] = {}
+        later: list[tuple[TensorSpec, Dim, int]] = []
+        for spec, (_, _, declared), shape in zip(self.inputs, self._source.inputs, key, strict=True):
+            if len(declared) != len(shape):
+                raise UsageError(f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}")
+            for dim, extent in zip(declared, shape, strict=True):
+                if isinstance(dim, int):
+                    if dim != extent:
+                        raise UsageError(f"input {spec} got shape {list(shape)}; extent {dim} is fixed")
+                elif str(dim) in symbols_of(dim):
+                    name = str(dim)
+                    if env.setdefault(name, extent) != extent:
+                        raise UsageError(
+                            f"input {spec} got shape {list(shape)}, but {name} is {env[name]} in input {origin[name]!r}"
+                        )
+                    origin.setdefault(name, spec.name)
+                else:
+                    later.append((spec, dim, extent))
+        for spec, dim, extent in later:
+            if evaluate(dim, env) != extent:
+                raise UsageError(f"input {spec} got extent {extent} where {dim} is {evaluate(dim, env)}")
+        return env
+
+    def _variant(self, env: dict[str, int]) -> _Variant:
+        for variant in self._variants:
+            if variant.fits(env):
+                self._grow(variant, env)
+                if variant is not self._variants[0]:
+                    self._variants.remove(variant)
+                    self._variants.insert(0, variant)
+                return variant
+        if len(self._variants) >= _MAX_VARIANTS:
+            raise UsageError(
+                f"{self._source.name} was compiled {_MAX_VARIANTS} times for different assumptions about its extents; "
+                f"give fixed extents with dims= (now {env})"
+            )
+        fixed = {name: value for name, value in env.items() if value < 1}
+        return self._compile(env, fixed)
+
+    def _grow(self, variant: _Variant, env: Mapping[str, int]) -> None:
+        grown = {n: max(env[n], 2 * variant.uppers[n]) for n in variant.uppers if env[n] > variant.uppers[n]}
+        if grown:
+            variant.uppers.update(grown)
+            variant.program.graph.facts.uppers.update(grown)
+            variant.program.compiled.plan(variant.uppers)
+
+    def _compile(self, env: Mapping[str, int], fixed: dict[str, int]) -> _Variant:
+        graph = self._source.build(env, fixed)
+        uppers = {n: max(v, self._source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
+        graph.facts.uppers = dict(uppers)
+        if not self._params:
+            self._params = {n: p.data for n, p in graph.params.items() if p.data is not None}
+        names = list(graph.output_names)
+        program = compile_graph(graph, self._backend, self._target, self._options)
+        program.compiled.plan(uppers)
+        program.load_params(self._params)
+        variant = _Variant(program, fixed, uppers)
+        self._variants.insert(0, variant)
+        self._bindings.clear()
+        if len(self._variants) > 1:
+            guards = "; ".join(map(str, graph.facts.guards)) or f"extents {fixed}"
+            _LOG.info("%s: compiled variant %d for %s (%s)", self._source.name, len(self._variants), dict(env), guards)
+        if self._outputs is None:
+            values = zip(names, graph.outputs, strict=True)
+            self._outputs = [TensorSpec(n, v.type.dtype, _shown(v.type.shape)) for n, v in values]
+            fields = [n if n.isidentifier() and not n.startswith("_") else f"output{i}" for i, n in enumerate(names)]
+            self._result_type = namedtuple("Outputs", fields, rename=True)  # noqa: PYI024  (fields are data)
+        return variant
+
+    def _output_names(self) -> Iterator[str]:
+        return (spec.name for spec in self.outputs)
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release code, weights and memory. Calling it again does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                for variant in self._variants:
+                    variant.program.compiled.close()
+                self._bindings.clear()
+                self._params.clear()
+
+    def __enter__(self) -> Executable:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(map(str, self.inputs))
+        return f"<Executable {self._source.name} on {self._target.name}: {inputs}>"
+
+
+def _shown(shape: Sequence[Dim]) -> tuple[int | str, ...]:
+    return tuple(d if isinstance(d, int) else str(d) for d in shape)
+
+
+def _extent(dim: Dim, env: Mapping[str, int]) -> int:
+    value = evaluate(dim, env) if isinstance(dim, DimExpr) else dim
+    if value < 0:
+        raise UsageError(f"an output extent {dim} would be {value} for {dict(env)}: the inputs are too small")
+    return value
