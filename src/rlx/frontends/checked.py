@@ -28,10 +28,11 @@ _OPEN_FLAGS = (
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a regular file as a read-only memory map (an empty view for an empty file).
+    """Return the bytes of a regular file as a read-only memory map.
 
-    The map lives as long as a view of it does. ``path`` must be resolved: a symlink is refused, so
-    that a path checked before cannot be swapped for a link in between.
+    The map lives as long as a view of it does; an empty file gives an empty view. ``path`` must be
+    resolved: a symlink is refused, so that a path checked before cannot be swapped for a link in
+    between.
 
     Raises:
         OSError: the file cannot be opened or mapped.
@@ -50,11 +51,11 @@ def map_file(path: Path) -> memoryview:
 
 
 def contained_path(folder: Path, location: str, what: str) -> Path:
-    """Return the resolved path of ``location``, a relative POSIX path that must stay inside ``folder``.
+    """Return the resolved path of ``location``, which must stay inside ``folder``.
 
     Args:
         folder: the folder of the model file.
-        location: the path as the model file states it.
+        location: the relative POSIX path that the model file states.
         what: the subject of the error message, such as ``tensor 'w'``.
 
     Raises:
@@ -120,8 +121,8 @@ class SideFiles:
             return known
         if self.folder is None:
             raise ModelError(
-                f"{what}: its data is in the external file {location[:200]!r}, but the model was given as "
-                "bytes, without a folder; load it by path or pass folder="
+                f"{what}: its data is in the external file {location[:200]!r}, but the model was "
+                "given as bytes, without a folder; load it by path or pass folder="
             )
         path = contained_path(self.folder, location, what)
         key = f"/{path}"  # no location starts with a slash; two spellings of one path share a map
@@ -130,7 +131,9 @@ class SideFiles:
             try:
                 view = map_file(path)
             except OSError as error:
-                raise ModelError(f"{what}: cannot map external file {location[:200]!r}: {error}") from error
+                raise ModelError(
+                    f"{what}: cannot map external file {location[:200]!r}: {error}"
+                ) from error
             self._maps[key] = view
         self._maps[location] = view
         return view

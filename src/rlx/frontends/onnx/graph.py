@@ -132,7 +132,7 @@ class Node:
         for value in self.attributes.values():
             if isinstance(value, Graph):
                 yield value
-            elif isinstance(value, tuple):
+            elif isinstance(value, tuple) and value and isinstance(value[0], Graph):
                 yield from (item for item in value if isinstance(item, Graph))
 
 

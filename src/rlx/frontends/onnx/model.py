@@ -2,8 +2,8 @@
 """Load an ONNX model: bytes to checked records.
 
 `load_model` accepts a path, bytes, a binary stream, or an object with ``SerializeToString`` (such
-as ``onnx.ModelProto``). What it returns is structurally sound; whether rlx runs its operators is the
-importer's question.
+as ``onnx.ModelProto``). What it returns is structurally sound; whether rlx runs its operators is
+the importer's question.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class _Serializable(Protocol):
     """A protobuf message, of whatever library."""
 
-    def SerializeToString(self) -> bytes: ...  # noqa: N802, D102
+    def SerializeToString(self) -> bytes: ...  # noqa: N802
 
 
 ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | _Serializable
@@ -130,9 +130,11 @@ def _open(source: ModelSource) -> tuple[memoryview, str, Path | None]:
     if isinstance(source, _Serializable):
         return _view(source.SerializeToString()), f"the given {type(source).__name__}", None
     if callable(getattr(source, "read", None)):
-        data: Any = source.read()
-        if not isinstance(data, (bytes, bytearray, memoryview)):
-            raise UsageError(f"a stream must be opened in binary mode; read() returned {type(data).__name__}")
+        data = source.read()
+        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] (text streams)
+            raise UsageError(
+                f"a stream must be opened in binary mode; read() returned {type(data).__name__}"
+            )
         return _view(data), "the given stream", None
     raise UsageError(
         f"an ONNX model is loaded from a path, bytes, a binary stream or an object with "
@@ -142,9 +144,9 @@ def _open(source: ModelSource) -> tuple[memoryview, str, Path | None]:
 
 def _view(data: bytes | bytearray | memoryview) -> memoryview:
     view = memoryview(data)
-    if not view.readonly or not view.c_contiguous:  # the caller could change it under the weights
-        return memoryview(view.tobytes())
-    return view.cast("B")
+    if view.readonly and view.c_contiguous and view.nbytes:
+        return view.cast("B")
+    return memoryview(view.tobytes())  # else the caller could change the weights
 
 
 _MAGIC = (
@@ -182,7 +184,9 @@ class _Context:
         offset = _number(entries, "offset", what, 0)
         length = _number(entries, "length", what, nbytes)
         if length != nbytes:
-            raise ParseError(f"{what} needs {nbytes} bytes, but its external data has length {length}")
+            raise ParseError(
+                f"{what} needs {nbytes} bytes, but its external data has length {length}"
+            )
         return window(self.files.read(entries["location"], what), offset, length, what)
 
     def value_info(self, encoded: bytes) -> ValueInfo:
@@ -235,7 +239,9 @@ def _known_type(number: int) -> ElementType:
     try:
         return ElementType(number)
     except ValueError:
-        raise ModelError(f"element type {number} is unknown; the highest known is {max(ElementType)}") from None
+        raise ModelError(
+            f"element type {number} is unknown; the highest known is {max(ElementType)}"
+        ) from None
 
 
 def _element_of(record: Record, context: _Context, at: int) -> TypeSpec | None:
@@ -271,7 +277,9 @@ def _value(record: Record, context: _Context, at: int) -> ValueInfo:
 def _tensor(record: Record, context: _Context, at: int) -> Tensor:
     name = record.get("name", "")
     if "segment" in record:
-        raise ParseError(f"tensor {name[:100]!r} is one segment of a larger one, which is not supported")
+        raise ParseError(
+            f"tensor {name[:100]!r} is one segment of a larger one, which is not supported"
+        )
     fields = {
         encoding: pieces
         for encoding in _DATA_FIELDS
@@ -284,7 +292,9 @@ def _tensor(record: Record, context: _Context, at: int) -> Tensor:
     external = None
     location = record.get("data_location", 0)
     if location == 1:
-        entries = _distinct(record.get("external_data", ()), f"external data of tensor {name[:100]!r}")
+        entries = _distinct(
+            record.get("external_data", ()), f"external data of tensor {name[:100]!r}"
+        )
         external = partial(context.external, name, entries)
     elif location:
         raise ParseError(f"tensor {name[:100]!r} has the unknown data location {location}")
@@ -334,6 +344,7 @@ _ATTRIBUTE_FIELDS: Mapping[int, tuple[str, object]] = {
     13: ("tp", None),
     14: ("type_protos", ()),
 }
+_REPEATED = frozenset(name for name, absent in _ATTRIBUTE_FIELDS.values() if absent == ())
 _VALUE_FIELDS = {name: number for number, (name, _) in _ATTRIBUTE_FIELDS.items()}
 
 
@@ -361,7 +372,7 @@ def _attribute(record: Record, context: _Context, at: int) -> tuple[str, Attribu
         return name, _text(value)
     if field == "strings":
         return name, tuple(map(_text, value))
-    return name, tuple(value) if isinstance(value, list) else value
+    return name, tuple(value) if field in _REPEATED else value
 
 
 def _text(value: bytes | memoryview) -> str | bytes:
@@ -438,10 +449,13 @@ def _opsets(pairs: Iterable[tuple[str, int]], what: str) -> dict[str, int]:
     for domain, version in pairs:
         shown = domain[:100] or "ai.onnx"
         if version < 1:
-            raise ModelError(f"{what} imports operator set {shown!r} in the impossible version {version}")
+            raise ModelError(
+                f"{what} imports operator set {shown!r} in the impossible version {version}"
+            )
         if result.setdefault(domain, version) != version:
             raise ModelError(
-                f"{what} imports operator set {shown!r} in two versions, {result[domain]} and {version}"
+                f"{what} imports operator set {shown!r} in two versions, "
+                f"{result[domain]} and {version}"
             )
     return result
 

@@ -8,13 +8,21 @@ from itertools import islice
 
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import ModelError
-from rlx.frontends.onnx.graph import Function, FunctionKey, Graph, Model, Node, TensorSpec, ValueInfo
+from rlx.frontends.onnx.graph import (
+    Function,
+    FunctionKey,
+    Graph,
+    Model,
+    Node,
+    TensorSpec,
+    ValueInfo,
+)
 from rlx.frontends.onnx.tensor import SparseTensor, Tensor
 
 __all__ = ["MAX_INLINED_NODES", "check_functions", "check_structure"]
 
 MAX_INLINED_NODES = 1_000_000
-"""Nodes after all function calls are expanded; a chain of functions can double them at each step."""
+"""Nodes after expanding all function calls, which can double them at each level of a chain."""
 
 _HINT_NAMES = 1000  # comparing a name with every name of a large graph takes seconds
 
@@ -67,8 +75,8 @@ class _Scope:
             if info.name not in self.visible:
                 known = islice(reversed(self.visible), _HINT_NAMES)
                 raise ModelError(
-                    f"{self.source}: output {info.name[:200]!r} of {where} is made by no node, input or "
-                    f"initialiser.{did_you_mean(info.name[:200], known)}"
+                    f"{self.source}: output {info.name[:200]!r} of {where} is made by no node, "
+                    f"input or initialiser.{did_you_mean(info.name[:200], known)}"
                 )
         self.level -= 1
         if not outermost:
@@ -87,7 +95,9 @@ class _Scope:
         self._nodes(function.nodes, where, made, {})
         for name in function.outputs:
             if name not in self.visible:
-                raise ModelError(f"{self.source}: output {name[:200]!r} of {where} is made by no node")
+                raise ModelError(
+                    f"{self.source}: output {name[:200]!r} of {where} is made by no node"
+                )
 
     def _define_inputs(
         self, infos: Iterable[ValueInfo], where: str, made: list[str], before: dict[str, int]
@@ -97,7 +107,9 @@ class _Scope:
                 raise ModelError(f"{self.source}: an input of {where} has no name")
             self._define(info.name, "an input", where, made, before)
 
-    def _define(self, name: str, what: str, where: str, made: list[str], before: dict[str, int]) -> None:
+    def _define(
+        self, name: str, what: str, where: str, made: list[str], before: dict[str, int]
+    ) -> None:
         level = self.visible.get(name)
         if level is not None:
             if level == self.level:
@@ -120,11 +132,8 @@ class _Scope:
                     self._refuse_operand(name, nodes, position, where)
             if node.domain not in opsets:
                 self._check_domain(node)
-            for value in node.attributes.values():
-                if type(value) is Graph or type(value) is tuple:
-                    for body in node.subgraphs():
-                        self.graph(body, f"body {body.name!r} of {node.label}")
-                    break
+            for body in node.subgraphs():
+                self.graph(body, f"body {body.name[:200]!r} of {node.label}")
             for name in node.outputs:
                 if name in visible:
                     self._define(name, node.label, where, made, before)
@@ -141,9 +150,11 @@ class _Scope:
             )
 
     def _refuse_operand(self, name: str, nodes: Sequence[Node], position: int, where: str) -> None:
-        """Say why an operand is not defined yet: a cycle, a wrong order, or no definition at all."""
+        """Say why an operand is not defined yet: a cycle, a wrong order, or nothing makes it."""
         node = nodes[position]
-        makers = {made: index for index, other in enumerate(nodes) for made in other.outputs if made}
+        makers = {
+            made: index for index, other in enumerate(nodes) for made in other.outputs if made
+        }
         what = f"{self.source}: input {name[:200]!r} of {node.label} in {where}"
         if name not in makers:
             known = islice(reversed(self.visible), _HINT_NAMES)
@@ -161,10 +172,8 @@ class _Scope:
         )
 
 
-def _path(
-    nodes: Sequence[Node], makers: Mapping[str, int], start: int, goal: int
-) -> list[int]:
-    """Return the nodes from ``goal`` back to ``goal`` through operands, by way of ``start``; or []."""
+def _path(nodes: Sequence[Node], makers: Mapping[str, int], start: int, goal: int) -> list[int]:
+    """Return a path of operands from ``goal`` through ``start`` back to ``goal``, or []."""
     came_from = {start: goal}
     stack = [start]
     while stack:
@@ -238,15 +247,19 @@ def check_functions(functions: Mapping[FunctionKey, Function], graph: Graph, sou
             key = stack[-1]
             todo = active.setdefault(key, iter(calls[key]))
             callee = next((found for found in todo if found not in sizes), None)
-            if callee in active:
-                names = " -> ".join(repr(found.name) for found in [*stack[stack.index(callee) :], callee][:8])
+            if callee is not None and callee in active:
+                names = " -> ".join(
+                    repr(found.name) for found in [*stack[stack.index(callee) :], callee][:8]
+                )
                 raise ModelError(f"{source}: functions call each other in a cycle: {names}")
             if callee is not None:
                 stack.append(callee)
                 continue
             stack.pop()
             del active[key]
-            sizes[key] = min(own[key] + sum(sizes[found] for found in calls[key]), MAX_INLINED_NODES + 1)
+            sizes[key] = min(
+                own[key] + sum(sizes[found] for found in calls[key]), MAX_INLINED_NODES + 1
+            )
     total = len(graph.nodes) + sum(sizes[key] for key in _calls(graph.nodes, functions))
     if total > MAX_INLINED_NODES:
         raise ModelError(

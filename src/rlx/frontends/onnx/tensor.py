@@ -12,21 +12,30 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from functools import cache
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from rlx.base.errors import ModelError, ParseError
 from rlx.frontends.onnx.wire import Data, count_varints, decode_varints
 
-__all__ = ["MAX_DENSE_BYTES", "MAX_RANK", "ElementType", "Encoding", "SparseTensor", "Tensor", "make_sparse", "make_tensor"]
+__all__ = [
+    "MAX_DENSE_BYTES",
+    "MAX_RANK",
+    "ElementType",
+    "Encoding",
+    "SparseTensor",
+    "Tensor",
+    "make_sparse",
+    "make_tensor",
+]
 
 MAX_RANK = 64
 """NumPy's limit."""
 MAX_DENSE_BYTES = 1 << 28
-"""A sparse tensor larger than this when dense is refused: a file of 100 bytes can claim any size."""
+"""Larger sparse tensors are refused: a file of 100 bytes can claim any dense size."""
 _MAX_BYTES = (1 << 63) - 1
 
 Array = npt.NDArray[Any]
@@ -72,10 +81,12 @@ class ElementType(IntEnum):
         Raises:
             ModelError: the type is UNDEFINED.
         """
-        found = _NUMPY.get(self)
-        if found is None:
-            raise ModelError("element type UNDEFINED has no NumPy dtype; the file does not say the type")
-        return found
+        name = _NUMPY_NAMES.get(self)
+        if name is None:
+            raise ModelError(
+                "element type UNDEFINED has no NumPy dtype; the file has to say the type"
+            )
+        return _numpy(name)
 
     @property
     def bits(self) -> int:
@@ -85,36 +96,45 @@ class ElementType(IntEnum):
         return _PACKED_BITS.get(self) or self.numpy.itemsize * 8
 
 
-_NUMPY: dict[ElementType, np.dtype[Any]] = {
-    ElementType.FLOAT: np.dtype(np.float32),
-    ElementType.UINT8: np.dtype(np.uint8),
-    ElementType.INT8: np.dtype(np.int8),
-    ElementType.UINT16: np.dtype(np.uint16),
-    ElementType.INT16: np.dtype(np.int16),
-    ElementType.INT32: np.dtype(np.int32),
-    ElementType.INT64: np.dtype(np.int64),
-    ElementType.STRING: np.dtype(object),
-    ElementType.BOOL: np.dtype(np.bool_),
-    ElementType.FLOAT16: np.dtype(np.float16),
-    ElementType.DOUBLE: np.dtype(np.float64),
-    ElementType.UINT32: np.dtype(np.uint32),
-    ElementType.UINT64: np.dtype(np.uint64),
-    ElementType.COMPLEX64: np.dtype(np.complex64),
-    ElementType.COMPLEX128: np.dtype(np.complex128),
-    ElementType.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-    ElementType.FLOAT8E4M3FN: np.dtype(ml_dtypes.float8_e4m3fn),
-    ElementType.FLOAT8E4M3FNUZ: np.dtype(ml_dtypes.float8_e4m3fnuz),
-    ElementType.FLOAT8E5M2: np.dtype(ml_dtypes.float8_e5m2),
-    ElementType.FLOAT8E5M2FNUZ: np.dtype(ml_dtypes.float8_e5m2fnuz),
-    ElementType.UINT4: np.dtype(ml_dtypes.uint4),
-    ElementType.INT4: np.dtype(ml_dtypes.int4),
-    ElementType.FLOAT4E2M1: np.dtype(ml_dtypes.float4_e2m1fn),
-    ElementType.FLOAT8E8M0: np.dtype(ml_dtypes.float8_e8m0fnu),
-    ElementType.UINT2: np.dtype(ml_dtypes.uint2),
-    ElementType.INT2: np.dtype(ml_dtypes.int2),
-    ElementType.FLOAT6E2M3: np.dtype(ml_dtypes.float6_e2m3fn),
-    ElementType.FLOAT6E3M2: np.dtype(ml_dtypes.float6_e3m2fn),
+# Of NumPy or of ml_dtypes, which adds its names to NumPy.
+_NUMPY_NAMES = {
+    ElementType.FLOAT: "float32",
+    ElementType.UINT8: "uint8",
+    ElementType.INT8: "int8",
+    ElementType.UINT16: "uint16",
+    ElementType.INT16: "int16",
+    ElementType.INT32: "int32",
+    ElementType.INT64: "int64",
+    ElementType.STRING: "object",
+    ElementType.BOOL: "bool",
+    ElementType.FLOAT16: "float16",
+    ElementType.DOUBLE: "float64",
+    ElementType.UINT32: "uint32",
+    ElementType.UINT64: "uint64",
+    ElementType.COMPLEX64: "complex64",
+    ElementType.COMPLEX128: "complex128",
+    ElementType.BFLOAT16: "bfloat16",
+    ElementType.FLOAT8E4M3FN: "float8_e4m3fn",
+    ElementType.FLOAT8E4M3FNUZ: "float8_e4m3fnuz",
+    ElementType.FLOAT8E5M2: "float8_e5m2",
+    ElementType.FLOAT8E5M2FNUZ: "float8_e5m2fnuz",
+    ElementType.UINT4: "uint4",
+    ElementType.INT4: "int4",
+    ElementType.FLOAT4E2M1: "float4_e2m1fn",
+    ElementType.FLOAT8E8M0: "float8_e8m0fnu",
+    ElementType.UINT2: "uint2",
+    ElementType.INT2: "int2",
+    ElementType.FLOAT6E2M3: "float6_e2m3fn",
+    ElementType.FLOAT6E3M2: "float6_e3m2fn",
 }
+
+
+@cache
+def _numpy(name: str) -> np.dtype[Any]:
+    import ml_dtypes  # 5 ms, only needed for types that NumPy lacks
+
+    return np.dtype(getattr(ml_dtypes, name, name))
+
 
 # Types whose elements share bytes in raw data.
 _PACKED_BITS = {
@@ -196,7 +216,9 @@ class Tensor:
         try:
             flat = self._flat()
         except (ParseError, UnicodeDecodeError) as error:
-            raise ParseError(f"{_subject(self.name)} {self.dtype.name}{list(self.shape)}: {error}") from None
+            raise ParseError(
+                f"{_subject(self.name)} {self.dtype.name}{list(self.shape)}: {error}"
+            ) from None
         result = flat.reshape(self.shape)
         result.flags.writeable = False
         return result
@@ -318,7 +340,9 @@ def make_tensor(
         _expect(subject, encoding, len(strings), size, "strings")
         return Tensor(name, dtype, shape, sum(map(len, strings)), encoding, strings)
     if encoding is not typed and (encoding is not Encoding.RAW or dtype is ElementType.STRING):
-        raise ParseError(f"{subject} has its elements in {encoding.value}; it must use {typed.value}")
+        raise ParseError(
+            f"{subject} has its elements in {encoding.value}; it must use {typed.value}"
+        )
     payload = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     if encoding in _VARINTS:
         _expect(subject, encoding, count_varints(payload), _field_count(dtype, size), "numbers")
@@ -350,13 +374,17 @@ _BY_NUMBER = {int(known): known for known in ElementType}
 def _checked_nbytes(name: str, dtype: ElementType, shape: tuple[int, ...]) -> int:
     """Return the raw size in bytes, having checked everything that NumPy would choke on."""
     if len(shape) > MAX_RANK:
-        raise ParseError(f"{_subject(name)} has {len(shape)} dimensions; at most {MAX_RANK} are possible")
+        raise ParseError(
+            f"{_subject(name)} has {len(shape)} dimensions; at most {MAX_RANK} are possible"
+        )
     if shape and min(shape) < 0:
         raise ParseError(f"{_subject(name)} has the negative extent {min(shape)} in {list(shape)}")
     # Zero extents are left out: NumPy wants the other strides of an empty array to fit as well.
     bits = dtype.bits or 64  # a string takes a pointer
     if math.prod(extent for extent in shape if extent) * max(bits, 8) // 8 > _MAX_BYTES:
-        raise ParseError(f"{_subject(name)} {dtype.name}{list(shape)} would take more than 2^63 bytes")
+        raise ParseError(
+            f"{_subject(name)} {dtype.name}{list(shape)} would take more than 2^63 bytes"
+        )
     return -(-math.prod(shape) * dtype.bits // 8)
 
 
@@ -400,12 +428,17 @@ class SparseTensor:
         flat = self.indices.array()
         if flat.ndim == 2:
             if len(flat) and (flat.min() < 0 or bool((flat >= np.array(self.shape)).any())):
-                raise ParseError(f"sparse {_subject(self.name)} has an index outside {list(self.shape)}")
+                raise ParseError(
+                    f"sparse {_subject(self.name)} has an index outside {list(self.shape)}"
+                )
             strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape))]
             flat = flat @ np.array(strides, np.int64)
-        if len(flat) and (flat[0] < 0 or flat[-1] >= result.size or bool((np.diff(flat) <= 0).any())):
+        if len(flat) and (
+            flat[0] < 0 or flat[-1] >= result.size or bool((np.diff(flat) <= 0).any())
+        ):
             raise ParseError(
-                f"the indices of sparse {_subject(self.name)} are not ascending positions inside {list(self.shape)}"
+                f"the indices of sparse {_subject(self.name)} are not ascending positions "
+                f"inside {list(self.shape)}"
             )
         result.reshape(-1)[flat] = self.values.array()
         result.flags.writeable = False
@@ -427,7 +460,8 @@ def make_sparse(values: Tensor, indices: Tensor, dims: Sequence[int]) -> SparseT
     count = values.shape[0]
     if indices.shape not in ((count,), (count, len(shape))):
         raise ParseError(
-            f"{subject}: indices have shape {list(indices.shape)}, not [{count}] or [{count}, {len(shape)}]"
+            f"{subject}: indices have shape {list(indices.shape)}, "
+            f"not [{count}] or [{count}, {len(shape)}]"
         )
     _checked_nbytes(values.name, values.dtype, shape)
     dense = math.prod(shape) * values.dtype.numpy.itemsize

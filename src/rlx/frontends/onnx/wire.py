@@ -78,7 +78,7 @@ class Kind(Enum):
 
 
 class Field(NamedTuple):
-    """One row of the schema. ``oneof``: setting the field also sets this key to the field's name."""
+    """One row of the schema. Setting the field also sets the key ``oneof`` to its name."""
 
     number: int
     name: str
@@ -306,7 +306,7 @@ def _signed(value: int, bits: int) -> int:
 
 
 class Reader:
-    """Reads one buffer. Counts what it reads, so use a fresh one per file.
+    r"""Reads one buffer. Counts what it reads, so use a fresh one per file.
 
     Args:
         specs: from `compile_schema`.
@@ -314,7 +314,7 @@ class Reader:
         source: the name of the input, for error messages.
 
     Example:
-        >>> Reader(compile_schema({}), None, "x").read("OperatorSetIdProto", b"\\x10\\x11")
+        >>> Reader(compile_schema({}), None, "x").read("OperatorSetIdProto", b"\x10\x11")
         {'version': 17}
     """
 
@@ -345,7 +345,7 @@ class Reader:
             raise ParseError(self._located(f"a text is not UTF-8 ({error.reason})")) from None
 
     # The common kinds are inline: a call for each of their fields would double the time of a file.
-    def _message(  # noqa: PLR0912, PLR0913, PLR0915, C901
+    def _message(  # noqa: PLR0912, PLR0915, C901
         self, spec: Spec, data: Data, pos: int, end: int, origin: int, depth: int
     ) -> Any:
         """Decode ``data[pos:end]``; ``origin`` is the offset of ``data[0]`` in the file."""
@@ -424,9 +424,11 @@ class Reader:
             else:
                 self._refuse_size(depth)
             if pos > end:
-                raise IndexError
+                _refuse_length(pos - start, end - start)
             self._fields_left -= steps
-            return record if spec.build is None else spec.build(record, self._context, origin + start)
+            if spec.build is None:
+                return record
+            return spec.build(record, self._context, origin + start)
         except (ModelError, IndexError, struct.error, UnicodeDecodeError):
             self._note(spec, name, record, origin + pos)
             raise
@@ -511,7 +513,8 @@ def _skip(tag: int, data: Data, pos: int, end: int) -> int:
         return pos + 8
     if wire == _WIRE_4:
         return pos + 4
-    raise ParseError(f"wire type {wire} of field {tag >> 3} is {'a group' if wire in (3, 4) else 'unknown'}")
+    meaning = "a group, which ONNX never uses" if wire in (3, 4) else "unknown"
+    raise ParseError(f"wire type {wire} of field {tag >> 3} is {meaning}")
 
 
 def _refuse_length(size: int, room: int) -> NoReturn:
