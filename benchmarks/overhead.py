@@ -4,7 +4,8 @@
 Usage: python benchmarks/overhead.py [--engines ...] [--peers-python PYTHON]
 
 The graph is three operators on f32[1,16] (MatMul, Add, Sigmoid): a run is almost only binding
-inputs, entering native code and handing out results. Prints the median microseconds of a call, per engine.
+inputs, entering native code and handing out results. Prints the median microseconds of a call, per
+engine.
 """
 
 from __future__ import annotations
