@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ONNX importer."""
+"""The ONNX importer: files to checked records (`model`), records to a graph (`importer`)."""

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A builder that knows small tensors of extents, so that shape arithmetic becomes attributes.
+
+Every emitted operator whose operands are known is folded on the spot: numbers by the operator's reference meaning,
+extents symbolically (`rlx.ops.dims.fold`). The result is a `Constant` or a `DimTensor`; what nothing reads in the end
+is removed by `drop_unused`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from rlx.base import numeric
+from rlx.base.dims import DimExpr, UndecidedError
+from rlx.base.dtypes import DType
+from rlx.base.errors import RlxError
+from rlx.base.facts import Facts
+from rlx.base.numeric import Array
+from rlx.base.types import TensorType
+from rlx.frontends.onnx.registry import ObjectArray
+from rlx.ir.builder import Builder, Rewriter, infer_types
+from rlx.ir.graph import Block, Value
+from rlx.ir.op import Op
+from rlx.ops.dims import fold
+from rlx.ops.elementwise import Cast
+from rlx.ops.leaf import Constant, DimTensor, Literal
+
+__all__ = ["MAX_KNOWN", "FoldingBuilder", "drop_unused"]
+
+MAX_KNOWN = 64
+"""Elements of the largest tensor that is followed symbolically."""
+
+
+class FoldingBuilder(Builder):
+    """A `Builder` that folds what is known.
+
+    Args:
+        block: where nodes go.
+        facts: of the graph.
+        known: what is known of each Value, shared by all builders of one import.
+    """
+
+    def __init__(self, block: Block, facts: Facts, known: dict[Value, ObjectArray]) -> None:
+        super().__init__(block, facts)
+        self.known = known
+
+    def emit(
+        self, op: Op, *operands: Value | None, regions: tuple[Block, ...] = ()
+    ) -> tuple[Value, ...]:
+        """Append a node, or the constants it folds to; return the results.
+
+        Raises:
+            TypeRuleError: the operator does not accept the operands.
+        """
+        with self.facts.active():
+            types = infer_types(
+                op, [v.type if v is not None else None for v in operands], self.location
+            )
+            if not regions:
+                folded = self._folded(op, operands, types)
+                if folded is not None:
+                    return folded
+        values = self.emit_typed(op, operands, types, regions).results
+        if isinstance(op, Constant | DimTensor):
+            self._remember(values[0], op)
+        return values
+
+    def literal(self, array: Array) -> Value:
+        """Append a constant."""
+        return self.emit(Constant(Literal(array)))[0]
+
+    def knowledge(self, array: ObjectArray, dtype: DType) -> Value:
+        """Append a tensor of known numbers and extents."""
+        flat = array.reshape(-1)
+        if not any(isinstance(x, DimExpr) for x in flat):
+            return self.literal(
+                np.array([_number(x, dtype) for x in flat], dtype.numpy).reshape(array.shape)
+            )
+        whole = DType.I64 if not dtype.is_integer else dtype
+        value = self.emit(DimTensor(tuple(flat), array.shape, whole))[0]
+        if whole is not dtype:
+            value = self.emit_typed(Cast(dtype), [value], [TensorType(dtype, array.shape)]).results[
+                0
+            ]
+            self.known[value] = array
+        return value
+
+    def _remember(self, value: Value, op: Constant | DimTensor) -> None:
+        if isinstance(op, DimTensor):
+            array = np.empty(len(op.dims), object)
+            array[:] = op.dims
+            self.known[value] = array.reshape(value.type.shape)
+        elif op.data.array.size <= MAX_KNOWN:
+            self.known[value] = known_numbers(op.data.array)
+
+    def _folded(
+        self, op: Op, operands: Sequence[Value | None], types: Sequence[TensorType]
+    ) -> tuple[Value, ...] | None:
+        if not operands or not op.foldable:
+            return None
+        arrays = [None if v is None else self.known.get(v) for v in operands]
+        if any(a is None and v is not None for a, v in zip(arrays, operands, strict=True)):
+            return None
+        if not all(t.is_static and cast("int", t.elements) <= MAX_KNOWN for t in types):
+            return None
+        results = self._numbers(op, operands, types)
+        if results is not None:
+            return tuple(self.literal(array) for array in results)
+        present = tuple(v.type if v is not None else None for v in operands)
+        try:
+            extents = fold(op, present, tuple(arrays))
+        except (
+            UndecidedError
+        ):  # a comparison whose answer depends on the call: a node like any other
+            return None
+        if extents is None:
+            return None
+        return tuple(
+            self.knowledge(array, t.dtype) for array, t in zip(extents, types, strict=True)
+        )
+
+    def _numbers(
+        self, op: Op, operands: Sequence[Value | None], types: Sequence[TensorType]
+    ) -> list[Array] | None:
+        """Return the results over operands that are all constants, or None."""
+        arrays: list[Array | None] = []
+        for value in operands:
+            producer = value.producer if value is not None else None
+            if value is not None and (producer is None or not isinstance(producer.op, Constant)):
+                return None
+            arrays.append(
+                numeric.widen(cast("Constant", producer.op).data.array) if producer else None
+            )
+        try:
+            found = op.reference(*arrays)
+        except RlxError:  # it fails for this data: so it shall when it is run
+            return None
+        results = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found,))
+        return [
+            numeric.cast(np.asarray(r), t.dtype).reshape(t.shape)
+            for r, t in zip(results, types, strict=True)
+        ]
+
+
+def known_numbers(array: Array) -> ObjectArray:
+    """Return the elements as Python numbers; whole floats as integers, so that extents can take part."""
+    out = np.empty(array.size, object)
+    wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
+    for index, number in enumerate(wide.reshape(-1).tolist()):
+        whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
+        out[index] = int(number) if whole else number
+    return out.reshape(array.shape)
+
+
+def _number(value: Any, dtype: DType) -> Any:
+    if dtype is DType.BOOL:
+        return bool(value)
+    return float(value) if dtype.is_float else int(value)
+
+
+def drop_unused(block: Block, facts: Facts) -> None:
+    """Remove constants that nothing reads, in nested blocks too."""
+    rewriter = Rewriter(facts)
+    kept = {id(value) for value in block.results}
+    for node in reversed(block.nodes()):
+        for region in node.regions:
+            drop_unused(region, facts)
+        dead = not any(r.uses or id(r) in kept for r in node.results)
+        if dead and (
+            isinstance(node.op, Constant | DimTensor) or _is_known_cast(node.op, node.operands)
+        ):
+            rewriter.erase(node)
+
+
+def _is_known_cast(op: Op, operands: Sequence[Value | None]) -> bool:
+    source = operands[0] if isinstance(op, Cast) else None
+    return (
+        source is not None
+        and source.producer is not None
+        and isinstance(source.producer.op, DimTensor)
+    )

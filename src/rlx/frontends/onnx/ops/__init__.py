@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX operators as rlx operators, by group. Importing this package fills the table of `registry`."""
+
+from rlx.frontends.onnx.ops import (
+    attention,
+    control,
+    convolution,
+    elementwise,
+    indexing,
+    leaf,
+    matmul,
+    movement,
+    norm,
+    quant,
+    reduce,
+    resize,
+    rnn,
+    signal,
+)
+
+__all__ = [
+    "attention",
+    "control",
+    "convolution",
+    "elementwise",
+    "indexing",
+    "leaf",
+    "matmul",
+    "movement",
+    "norm",
+    "quant",
+    "reduce",
+    "resize",
+    "rnn",
+    "signal",
+]

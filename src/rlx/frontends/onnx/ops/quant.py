@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantising and the operators on quantised operands."""
+
+from __future__ import annotations
+
+from rlx.base.dtypes import DType
+from rlx.base.types import normalize_axis
+from rlx.frontends.onnx.ops.convolution import convolve
+from rlx.frontends.onnx.ops.elementwise import scalar
+from rlx.frontends.onnx.ops.matmul import centred
+from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
+from rlx.ir.graph import Value
+from rlx.ops import elementwise as ew
+from rlx.ops.matmul import matmul
+from rlx.ops.movement import reshape
+from rlx.ops.quant import DequantizeLinear, QuantizeLinear
+from rlx.ops.reduce import reduce_max, reduce_min
+from rlx.ops.spec import emit_one
+
+
+@onnx_op("QuantizeLinear", "axis block_size output_dtype saturate", only={"precision": (0, 1)})
+def _quantize(call: Call) -> Mapped:
+    x, scale, zero = call.value(0), call.value(1), call.maybe(2)
+    default = zero.type.dtype if zero is not None else DType.U8
+    named = call.get_int("output_dtype", 0) != 0
+    to = call.get_dtype("output_dtype") if named else default
+    op = QuantizeLinear(
+        _axis(call, x, scale),
+        call.get_int("block_size", 0),
+        to,
+        call.get_flag("saturate", default=True),
+    )
+    return emit_one(op, x, scale, zero)
+
+
+@onnx_op("DequantizeLinear", "axis block_size output_dtype")
+def _dequantize(call: Call) -> Mapped:
+    x, scale = call.value(0), call.value(1)
+    named = call.get_int("output_dtype", 0) != 0
+    to = call.get_dtype("output_dtype") if named else scale.type.dtype
+    return emit_one(
+        DequantizeLinear(_axis(call, x, scale), call.get_int("block_size", 0), to),
+        x,
+        scale,
+        call.maybe(2),
+    )
+
+
+def _axis(call: Call, x: Value, scale: Value) -> int | None:
+    """Return the axis that scales go along, None for one scale for all."""
+    if scale.type.rank == 0 or (
+        scale.type.rank == 1 and scale.type.shape[0] == 1 and not call.get_int("block_size", 0)
+    ):
+        return None
+    return normalize_axis(call.get_int("axis", 1), x.type.rank)
+
+
+@onnx_op("DynamicQuantizeLinear", outputs=3)
+def _dynamic_quantize(call: Call) -> Mapped:
+    """u8 values whose range is that of x, widened to hold 0; also the scale and the zero point."""
+    x = call.value(0)
+    axes = tuple(range(x.type.rank))
+    zero = scalar(0.0, x)
+    low = ew.minimum(reduce_min(x, axes, False), zero)
+    high = ew.maximum(reduce_max(x, axes, False), zero)
+    scale = ew.div(ew.sub(high, low), scalar(255.0, x))
+    point = ew.clamp(ew.round(ew.div(ew.neg(low), scale)), zero, scalar(255.0, x))
+    zero_point = ew.cast(point, DType.U8)
+    return (
+        emit_one(QuantizeLinear(None, 0, DType.U8, True), x, scale, zero_point),
+        scale,
+        zero_point,
+    )
+
+
+@onnx_op("QLinearMatMul")
+def _qlinear_matmul(call: Call) -> Mapped:
+    a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (call.value(i) for i in range(8))
+    a_scale, a_zero = _column(a_scale), _column(a_zero)
+    total = matmul(centred(a, a_zero), centred(b, b_zero))
+    scale = ew.cast(ew.mul(a_scale, b_scale), DType.F32)
+    real = ew.mul(ew.cast(total, DType.F32), scale)
+    return _requantize(real, y_scale, y_zero)
+
+
+def _column(value: Value) -> Value:
+    """Return per-row parameters of a matrix as a column."""
+    if value.type.rank != 1 or value.type.shape == (1,):
+        return value
+    return reshape(value, (value.type.shape[0], 1))
+
+
+def _requantize(real: Value, scale: Value, zero: Value) -> Value:
+    wide = ew.cast(_scalar_of(scale), DType.F32)
+    return emit_one(QuantizeLinear(None, 0, zero.type.dtype, True), real, wide, _scalar_of(zero))
+
+
+def _scalar_of(value: Value) -> Value:
+    return reshape(value, ()) if value.type.rank and value.type.elements == 1 else value
+
+
+@onnx_op("ConvInteger", "auto_pad dilations group kernel_shape pads strides")
+def _conv_integer(call: Call) -> Mapped:
+    x, w = call.value(0), call.value(1)
+    return convolve(
+        call,
+        centred(x, _scalar_or_none(call.maybe(2))),
+        centred(w, _per_filter(call.maybe(3), w)),
+        None,
+    )
+
+
+def _scalar_or_none(value: Value | None) -> Value | None:
+    return None if value is None else _scalar_of(value)
+
+
+def _per_filter(value: Value | None, w: Value) -> Value | None:
+    """Return the zero points of the filters shaped to go along the first axis."""
+    if value is None or value.type.rank == 0:
+        return value
+    return (
+        _scalar_of(value)
+        if value.type.shape == (1,)
+        else reshape(value, (w.type.shape[0], *([1] * (w.type.rank - 1))))
+    )
+
+
+@onnx_op("QLinearConv", "auto_pad dilations group kernel_shape pads strides")
+def _qlinear_conv(call: Call) -> Mapped:
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (call.value(i) for i in range(8))
+    total = convolve(call, centred(x, _scalar_of(x_zero)), centred(w, _per_filter(w_zero, w)), None)
+    bias = call.maybe(8)
+    spatial = [1] * (x.type.rank - 2)
+    if bias is not None:
+        total = ew.add(total, reshape(bias, (bias.type.shape[0], *spatial)))
+    scale = ew.mul(_scalar_of(x_scale), _scalar_of(w_scale))
+    if scale.type.rank:
+        scale = reshape(scale, (scale.type.shape[0], *spatial))
+    return _requantize(ew.mul(ew.cast(total, DType.F32), scale), y_scale, y_zero)
