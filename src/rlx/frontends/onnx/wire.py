@@ -30,8 +30,7 @@ from rlx.base.errors import ModelError, ParseError
 
 __all__ = [
     "MAX_DEPTH",
-    "MAX_FIELDS",
-    "MAX_MESSAGES",
+    "MAX_STEPS",
     "SCHEMA",
     "Builder",
     "Data",
@@ -47,11 +46,11 @@ __all__ = [
 
 MAX_DEPTH = 64
 """Messages inside messages. A subgraph costs three levels, so about 20 nested subgraphs fit."""
-MAX_MESSAGES = 750_000
-"""Messages in one file; a node takes two to six."""
-MAX_FIELDS = 3_000_000
-"""Fields in one file, large arrays not counted: they are one field each."""
+MAX_STEPS = 2_500_000
+"""Work on one file: a step per field, plus those of `_MESSAGE_STEPS`. A packed array is one field
+whatever its size, a node takes about 20 steps, and all steps together about two seconds."""
 
+_MESSAGE_STEPS = {"GraphProto": 30, "NodeProto": 5, "TensorProto": 10}  # others: 2
 _COPY_LIMIT = 4096
 _BLOCK = 1 << 20
 _DECODE_BLOCK = 1 << 16  # the temporaries of a block take about 40 times as much
@@ -265,12 +264,14 @@ class Spec:
     """A message of the schema, ready for the reader.
 
     ``table`` maps a tag to (action, field name, message, oneof, bits of an integer). ``keep_view``:
-    never copy the message, because its byte fields become views of the input.
+    never copy the message, because its byte fields become views of the input. ``steps``: what it
+    takes of the budget, apart from its fields.
     """
 
     name: str
     build: Builder | None
     keep_view: bool
+    steps: int
     table: dict[int, tuple[int, str, Spec | None, str, int]] = field(
         default_factory=dict[int, "tuple[int, str, Spec | None, str, int]"]
     )
@@ -282,7 +283,10 @@ def compile_schema(builders: Mapping[str, Builder]) -> Mapping[str, Spec]:
     Raises:
         KeyError: a builder names a message that is not in the schema.
     """
-    specs = {name: Spec(name, None, name == "TensorProto") for name in SCHEMA}
+    specs = {
+        name: Spec(name, None, name == "TensorProto", _MESSAGE_STEPS.get(name, 2))
+        for name in SCHEMA
+    }
     for name, build in builders.items():
         specs[name].build = build
     for name, fields in SCHEMA.items():
@@ -318,14 +322,13 @@ class Reader:
         {'version': 17}
     """
 
-    __slots__ = ("_context", "_fields_left", "_messages_left", "_source", "_specs", "_trail")
+    __slots__ = ("_context", "_source", "_specs", "_steps_left", "_trail")
 
     def __init__(self, specs: Mapping[str, Spec], context: object, source: str) -> None:
         self._specs = specs
         self._context = context
         self._source = source
-        self._fields_left = MAX_FIELDS
-        self._messages_left = MAX_MESSAGES
+        self._steps_left = MAX_STEPS
         self._trail: list[str] = []
 
     def read(self, message: str, data: Data) -> Any:
@@ -355,11 +358,11 @@ class Reader:
         name = ""
         steps = 0
         try:
-            self._messages_left -= 1
-            if depth == 0 or self._messages_left < 0:
+            self._steps_left -= spec.steps
+            if depth == 0 or self._steps_left < 0:
                 self._refuse_size(depth)
             # The range is what is left of the budget of fields; `else` runs when it is used up.
-            for steps in range(self._fields_left + 1):  # noqa: B007
+            for steps in range(self._steps_left + 1):  # noqa: B007
                 if pos >= end:
                     break
                 name = ""
@@ -412,7 +415,8 @@ class Reader:
                     pos += 1
                     if value > 0x7F:
                         value, pos = _varint(data, pos - 1)
-                        value = _signed(value, bits)
+                        if value > 0x7FFFFFFF:
+                            value = _signed(value, bits)
                     if action == _INT:
                         record[name] = value
                     else:
@@ -425,7 +429,7 @@ class Reader:
                 self._refuse_size(depth)
             if pos > end:
                 _refuse_length(pos - start, end - start)
-            self._fields_left -= steps
+            self._steps_left -= steps
             if spec.build is None:
                 return record
             return spec.build(record, self._context, origin + start)
@@ -450,24 +454,24 @@ class Reader:
             while pos < len(payload):
                 self._spend(1)
                 value, pos = _varint(payload, pos)
-                items.append(_signed(value, 64))
+                items.append(value if value < 1 << 63 else value - (1 << 64))
         else:
             ragged = action != _CHUNK_VARINT and len(payload) % (4 if action == _CHUNK_4 else 8)
             if ragged or (action == _CHUNK_VARINT and len(payload) and payload[-1] > 0x7F):
                 raise ParseError(f"the last number of the {len(payload)} bytes is cut off")
             items.append(payload)
 
-    def _spend(self, fields: int) -> None:
-        self._fields_left -= fields
-        if self._fields_left < 0:
+    def _spend(self, steps: int) -> None:
+        self._steps_left -= steps
+        if self._steps_left < 0:
             self._refuse_size(1)
 
     def _refuse_size(self, depth: int) -> NoReturn:
         if depth == 0:
             raise ParseError(f"messages are nested more than {MAX_DEPTH} deep")
         raise ParseError(
-            f"the file has more than {MAX_MESSAGES} messages or {MAX_FIELDS} fields; "
-            "store large arrays as raw_data"
+            f"the file has too many parts: reading it takes more than {MAX_STEPS} steps; "
+            "store large arrays as raw_data of tensors"
         )
 
     def _note(self, spec: Spec, name: str, record: Record, at: int) -> None:
@@ -487,13 +491,19 @@ class Reader:
 
 def _varint(data: Data, pos: int) -> tuple[int, int]:
     """Return the varint at ``pos``, modulo 2^64, and the position after it."""
-    value = shift = 0
-    for shift in range(0, 70, 7):
+    value = data[pos]
+    pos += 1
+    if value < 0x80:
+        return value, pos
+    value &= 0x7F
+    shift = 7
+    while shift < 70:
         byte = data[pos]
         pos += 1
-        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            return value & _MASK64, pos
+            return (value | byte << shift) & _MASK64, pos
+        value |= (byte & 0x7F) << shift
+        shift += 7
     raise ParseError("a number has more than ten bytes")
 
 
