@@ -14,6 +14,7 @@ from rlx.base.numeric import Array
 from rlx.base.types import Shape, TensorType
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
+from rlx.ir.text import attribute_form
 from rlx.ops.spec import emit_one, op
 
 __all__ = ["Constant", "DimTensor", "Literal", "constant", "dim_tensor"]
@@ -37,6 +38,9 @@ class Literal:
 
     def __repr__(self) -> str:
         return f"Literal({self.array.dtype.name}{list(self.array.shape)})"
+
+
+attribute_form(Literal, "literal", lambda literal: literal.array, Literal)
 
 
 @op("constant")

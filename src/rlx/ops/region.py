@@ -11,13 +11,19 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
 from rlx.base.types import Shape, TensorType
-from rlx.expr.body import Body
+from rlx.expr.body import Body, parse_body
 from rlx.expr.evaluate import evaluate_body
-from rlx.expr.index import IndexMap
+from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.op import Op
+from rlx.ir.text import attribute_form
 from rlx.ops.spec import op
 
 __all__ = ["Region", "WithEpilogue"]
+
+
+attribute_form(Body, "body", str, parse_body)
+attribute_form(AxisMap, "axis")
+attribute_form(IndexMap, "index_map")
 
 
 @op("region")
