@@ -5,8 +5,8 @@
 message, as a dict, to a builder of the caller; a message without a builder stays a dict. A field
 that is absent from the file is absent from the dict.
 
-- Large byte fields are views of the input. Messages of up to 4 KiB are copied first, because
-  indexing `bytes` is what makes reading tens of thousands of small nodes fast.
+- Byte fields are views of the input. Nodes and other messages of up to 4 KiB are copied first,
+  because indexing `bytes` is what makes reading tens of thousands of them fast.
 - Every length is checked against the range of its parent. Nesting, fields and messages are counted
   and bounded, so time and memory are bounded whatever the bytes say.
 - A scalar field that occurs twice keeps the later value. Unknown fields, and known numbers with
@@ -52,6 +52,7 @@ whatever its size, a node takes about 20 steps, and all steps together about two
 
 _MESSAGE_STEPS = {"GraphProto": 30, "NodeProto": 5, "TensorProto": 10}  # others: 2
 _COPY_LIMIT = 4096
+_KEEP_VIEW = ("GraphProto", "TensorProto", "SparseTensorProto")  # these hold the weights
 _BLOCK = 1 << 20
 _DECODE_BLOCK = 1 << 16  # the temporaries of a block take about 40 times as much
 _MASK64 = (1 << 64) - 1
@@ -284,8 +285,7 @@ def compile_schema(builders: Mapping[str, Builder]) -> Mapping[str, Spec]:
         KeyError: a builder names a message that is not in the schema.
     """
     specs = {
-        name: Spec(name, None, name == "TensorProto", _MESSAGE_STEPS.get(name, 2))
-        for name in SCHEMA
+        name: Spec(name, None, name in _KEEP_VIEW, _MESSAGE_STEPS.get(name, 2)) for name in SCHEMA
     }
     for name, build in builders.items():
         specs[name].build = build

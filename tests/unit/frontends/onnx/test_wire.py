@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# pyright: basic
 from __future__ import annotations
 
 import numpy as np
