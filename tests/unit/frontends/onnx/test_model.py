@@ -9,6 +9,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -165,6 +166,7 @@ def test_node_cases():
         cases = node_cases.collect_testcases(None)
     assert len(cases) > 1500
     for case in cases:
+        assert case.model is not None
         assert_model(case.model.SerializeToString(), case.model)
 
 
@@ -180,13 +182,14 @@ def rich_model() -> onnx.ModelProto:
     node = helper.make_node(
         "Everything", ["x", "", "w"], ["y", "", "z"], name="all", domain="test", overload="o",
         f=0.1, i=-7, s="text", b=b"\xff\xfe", t=tensor, floats=[1.5, -2.0], ints=[1, -1, 1 << 40],
-        strings=["a", "ü"], tensors=[tensor, tensor], sparse=sparse, tp=x.type, tps=[x.type, x.type],
+        strings=["a", "ü"], tensors=[tensor, tensor], sparse=sparse, tp=x.type,
+        tps=[x.type, x.type],
     )  # fmt: skip
     node.attribute.append(helper.make_attribute("none", [], attr_type=onnx.AttributeProto.INTS))
     body = helper.make_graph(
         [helper.make_node("Add", ["x", "k"], ["r"])], "body", [],
         [helper.make_tensor_value_info("r", 1, None)],
-        [numpy_helper.from_array(np.float32(3), "k")],
+        [numpy_helper.from_array(np.array(3, np.float32), "k")],
     )  # fmt: skip
     chosen = helper.make_node("If", ["c"], ["v"], name="if", then_branch=body, else_branch=body)
     call = helper.make_node("Twice", ["x"], ["q"], domain="local", alpha=2.0)
@@ -261,10 +264,12 @@ def test_mutable_buffer_is_copied():
 
 
 def test_sources_of_the_wrong_kind(tmp_path):
+    number: Any = 3
+    text: Any = io.StringIO("x")
     with pytest.raises(UsageError, match="not from int"):
-        load_model(3)
+        load_model(number)
     with pytest.raises(UsageError, match="binary mode"):
-        load_model(io.StringIO("x"))
+        load_model(text)
     with pytest.raises(UsageError, match="cannot open"):
         load_model(tmp_path / "absent.onnx")
     with pytest.raises(UsageError, match="not a regular file"):

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from rlx.base.errors import ModelError, ParseError
-from rlx.frontends.onnx.model import load_model
+from rlx.frontends.onnx.model import Model, Tensor, load_model
 from rlx.frontends.onnx.tensor import ElementType, Encoding
 
 NUMERIC = [t for t in ElementType if t not in (ElementType.UNDEFINED, ElementType.STRING)]
@@ -26,7 +26,14 @@ def bytes_of(proto: onnx.TensorProto) -> bytes:
 
 
 def load(proto: onnx.TensorProto):
-    return load_model(bytes_of(proto)).graph.initializers["w"]
+    return only(load_model(bytes_of(proto)))
+
+
+def only(model: Model) -> Tensor:
+    """The tensor of a model from `bytes_of`."""
+    tensor = model.graph.initializers["w"]
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def same_bits(left, right):
@@ -102,7 +109,7 @@ def test_long_typed_array():
 
 
 def test_strings():
-    proto = helper.make_tensor("w", TensorProto.STRING, [2, 2], ["a", "", "ünï", "d"])
+    proto = TensorProto(data_type=8, dims=[2, 2], string_data=[b"a", b"", "ünï".encode(), b"d"])
     assert load(proto).array().tolist() == [["a", ""], ["ünï", "d"]]
     empty = TensorProto(data_type=8, dims=[2], string_data=[b"", b""])
     assert load(empty).array().tolist() == ["", ""]
@@ -123,7 +130,7 @@ def test_aligned_raw_data_is_not_copied():
         data = np.frombuffer(bytes_of(proto), np.uint8)
         array = load_model(memoryview(data.tobytes())).graph.initializers["w"].array()
         assert np.array_equal(array, values)
-    tensor = load_model(plain).graph.initializers["w"]
+    tensor = only(load_model(plain))
     assert isinstance(tensor.payload, memoryview)
     array = tensor.array()
     shared = np.shares_memory(array, np.frombuffer(plain, np.uint8))
