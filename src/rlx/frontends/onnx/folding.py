@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A builder that knows small tensors of extents, so that shape arithmetic becomes attributes.
 
-Every emitted operator whose operands are known is folded on the spot: numbers by the operator's reference meaning,
-extents symbolically (`rlx.ops.dims.fold`). The result is a `Constant` or a `DimTensor`; what nothing reads in the end
-is removed by `drop_unused`.
+Every emitted operator whose operands are known is folded on the spot: numbers by the operator's
+reference meaning, extents symbolically (`rlx.ops.dims.fold`). The result is a `Constant` or a
+`DimTensor`; what nothing reads in the end is removed by `drop_unused`.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class FoldingBuilder(Builder):
 
 
 def known_numbers(array: Array) -> ObjectArray:
-    """Return the elements as Python numbers; whole floats as integers, so that extents can take part."""
+    """Return the elements as Python numbers; whole floats as integers, to meet extents."""
     out = np.empty(array.size, object)
     wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
     for index, number in enumerate(wide.reshape(-1).tolist()):

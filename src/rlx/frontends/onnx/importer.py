@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from rlx.base.dims import Dim, UndecidedError, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ModelError, RlxError, UnsupportedOpError, UsageError
 from rlx.base.types import TensorType
-from rlx.frontends.onnx import ops as _ops  # noqa: F401  (importing it fills the table of mappings)
 from rlx.frontends.onnx.folding import MAX_KNOWN, FoldingBuilder, drop_unused
 from rlx.frontends.onnx.graph import (
     AttributeRef,
@@ -39,7 +39,7 @@ from rlx.ops.spec import building
 __all__ = ["MAX_CONSTANT_INTEGERS", "Frame", "ImportedModel", "Importer", "Scope", "import_model"]
 
 MAX_CONSTANT_INTEGERS = 1024
-"""Integer and bool tensors up to this size are constants that passes may look at; larger ones are weights."""
+"""Integer and bool tensors up to this size are constants; larger ones are weights."""
 
 _RESERVED = frozenset({"floordiv", "mod", "min", "max"})  # functions of extent expressions
 _OVERRIDABLE_SINCE = 4  # earlier IR versions list every initialiser among the inputs
@@ -50,9 +50,10 @@ class ImportedModel:
     """A graph and what the file called its parts.
 
     Attributes:
-        graph: the program; its params are the file's weights, views of the mapped file where possible.
-        symbols: symbol name -> the text that the file gives the extent, or `input[axis]` where it gives none.
-        output_shapes: output name -> the extents that the file declares for it (nothing checks them), None if none.
+        graph: the program; its params are the file's weights, views of the mapped file if possible.
+        symbols: symbol name -> the file's text for the extent, or `input[axis]` if it has none.
+        output_shapes: output name -> the extents that the file declares (nothing checks them), or
+            None.
         source: where the model came from.
     """
 
@@ -73,10 +74,11 @@ def import_model(
 
     Args:
         model: what `load_model` returned.
-        hints: extents of the first call by symbol (or by the file's own name of it), for decisions that the symbols
-            alone do not make; each one made is a guard of the graph.
+        hints: extents of the first call by symbol (or by the file's own name of it), for decisions
+            that the symbols alone do not make; each one made is a guard of the graph.
         uppers: largest extents that memory is planned for, by the same names.
-        shapes: shapes of inputs, where the file does not say the rank or a caller wants fixed extents.
+        shapes: shapes of inputs, where the file does not say the rank or a caller wants fixed
+            extents.
 
     Raises:
         UnsupportedOpError: the model uses something that rlx does not run; all of it is listed.
@@ -168,7 +170,8 @@ class Importer:
             )
         if shape is None and declared is None:
             raise ModelError(
-                f"{where} has no shape, not even a rank; give one with shapes={{{info.name!r}: [...]}}"
+                f"{where} has no shape, not even a rank; "
+                f"give one with shapes={{{info.name!r}: [...]}}"
             )
         if shape is not None and declared is not None and len(shape) != len(declared):
             raise UsageError(
@@ -240,7 +243,7 @@ class Importer:
         return found
 
     def tensor(self, tensor: Tensor | SparseTensor, frame: Frame, name: str) -> Value:
-        """Return a tensor of the file as a value of a frame: a constant if it is small, else a param."""
+        """Return a tensor of the file as a value of a frame: a small one as a constant."""
         size = int(np.prod(tensor.shape, dtype=np.int64))
         limit = MAX_CONSTANT_INTEGERS if tensor.dtype.name in _WHOLE else MAX_KNOWN
         if size > limit or id(tensor) in self._params:
@@ -252,7 +255,7 @@ class Importer:
     # Names.
 
     def lookup(self, name: str, scope: Scope) -> Value:
-        """Return the value of a name as a value of the scope's own block, capturing it if it is defined outside."""
+        """Return what a name means, as a value of the scope's own block (captured if need be)."""
         found: Scope | None = scope
         while found is not None and name not in found.names:
             found = found.parent
@@ -369,13 +372,14 @@ class Importer:
         return [self.lookup(info.name, inner) for info in graph.outputs]
 
     def region(self, graph: Graph, scope: Scope, parameters: Sequence[TensorType]) -> Frame:
-        """Import a body as a block of its own with these first parameters; captures follow as further ones."""
+        """Import a body as a block with these first parameters; captures follow as more."""
         frame = Frame(FoldingBuilder(Block(), self.graph.facts, self.known), scope.frame)
         frame.builder.location = scope.frame.builder.location
         inner = Scope(frame, scope.opsets, scope, {}, scope.arguments)
         if len(graph.inputs) != len(parameters):
             raise ModelError(
-                f"body {graph.name!r} takes {len(graph.inputs)} inputs, but {len(parameters)} are given"
+                f"body {graph.name!r} takes {len(graph.inputs)} inputs, "
+                f"but {len(parameters)} are given"
             )
         self._bind_initializers(inner, graph)
         for info, type_ in zip(graph.inputs, parameters, strict=True):
@@ -432,16 +436,16 @@ def _made(node: Node) -> str:
 
 
 def _file_stamp(source: str) -> tuple[Any, ...]:
-    """Return what identifies the file's bytes across processes, or () for a model that is not a file."""
+    """Return what identifies the file's bytes across processes, or () if there is no file."""
     try:
-        status = os.stat(source)
+        status = Path(source).stat()
     except (OSError, ValueError):
         return ()
     return ("onnx", os.path.realpath(source), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def _resolve(node: Node, scope: Scope) -> Mapping[str, AttributeValue]:
-    """Return the attributes with references replaced by what the calling node gave; absent ones are left out."""
+    """Return the attributes with references replaced by what the call gave (absent: left out)."""
     if not any(isinstance(v, AttributeRef) for v in node.attributes.values()):
         return node.attributes
     given = scope.arguments or {}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ONNX operators are mapped, and what a mapping function is given.
 
-A mapping function takes a `Call` and returns the results as Values, in the order of the ONNX outputs. It is declared
-with `@onnx_op`, which also states every attribute it understands, so that unknown ones are refused before anything is
-built.
+A mapping function takes a `Call` and returns the results as Values, in the order of the ONNX
+outputs. It is declared with `@onnx_op`, which also states every attribute it understands, so that
+unknown ones are refused before anything is built.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
 ]
 
 MIN_OPSET = 7
-"""Before version 7, operators broadcast by an attribute and state shapes otherwise; converters bring such files up."""
+"""Before version 7 operators broadcast by an attribute; the onnx package converts such files."""
 MAX_OPSET = 28
-"""The newest version of the default operator set that the mappings were written against (ONNX 1.23)."""
+"""The newest version that the mappings were written against (ONNX 1.23)."""
 
 Mapped = Value | Sequence[Value | None]
 MappingFunction = Callable[["Call"], Mapped]
@@ -85,7 +85,7 @@ def onnx_op(
     Args:
         name: the operator.
         attributes: the names it understands, separated by spaces (those in `only` are added).
-        since: the first opset version of this form; a later form of the same name has a larger number.
+        since: the first opset version of this form; a later form has a larger number.
         only: values that some attributes must have.
         outputs: number of outputs that it can make.
         domain: operator set; the default one by default.
@@ -116,7 +116,7 @@ def mapped_ops() -> Mapping[tuple[str, str], Sequence[OpMapping]]:
 
 
 def dtype_of(element: ElementType) -> DType | None:
-    """Return the dtype of an ONNX element type, or None where rlx has none (strings, fp8 fnuz, fp4, 2 bits)."""
+    """Return the dtype of an ONNX element type, or None (strings, fp8 fnuz, fp4, 2 bits)."""
     if element in (ElementType.UNDEFINED, ElementType.STRING):
         return None
     try:
@@ -192,8 +192,8 @@ class Call:
         array = self.known_array(index)
         if array is None:
             raise self.refuse(
-                f"{what} (input {index}, {self.node.inputs[index]!r}) depends on the data of a run; "
-                "rlx needs it to follow from the shapes of the inputs"
+                f"{what} (input {index}, {self.node.inputs[index]!r}) depends on the data of a "
+                "run; rlx needs it to follow from the shapes of the inputs"
             )
         return tuple(self._dim(element, what) for element in array.reshape(-1))
 
@@ -310,7 +310,8 @@ class Call:
             return default
         if not isinstance(value, types):
             raise ModelError(
-                f"{self.node.label}: attribute {name!r} is {value!r}, not of type {types[0].__name__}"
+                f"{self.node.label}: attribute {name!r} is {value!r}, "
+                f"not of type {types[0].__name__}"
             )
         return value
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX operators as rlx operators, by group. Importing this package fills the table of `registry`."""
+"""ONNX operators as rlx operators, by group. Importing this fills the table of `registry`."""
 
 from rlx.frontends.onnx.ops import (
     attention,

@@ -4,51 +4,108 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 
-from rlx.base.dims import floordiv
-from rlx.frontends.onnx.ops.movement import slice_axis
+from rlx.base.dims import Dim, floordiv
+from rlx.base.dtypes import DType
+from rlx.base.facts import current_facts
+from rlx.frontends.onnx.graph import AttributeValue
+from rlx.frontends.onnx.ops.movement import pad, slice_axis
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
 from rlx.ops.attention import Attention
 from rlx.ops.indexing import Gather
-from rlx.ops.movement import concat, reshape, transpose, unsqueeze
+from rlx.ops.leaf import constant, dim_tensor
+from rlx.ops.movement import Range, concat, reshape, transpose, unsqueeze
 from rlx.ops.spec import emit_one
 
+_ATTENTION = "is_causal kv_num_heads q_num_heads scale softcap"
+_ONLY: dict[str, tuple[AttributeValue, ...]] = {
+    "qk_matmul_output_mode": (0, 1, 2, 3),  # what the fourth output is, which is refused when used
+    "softmax_precision": (1, 10, 16),  # the softmax of narrower operands is computed in f32
+}
 
+
+@onnx_op("Attention", _ATTENTION, since=23, only=_ONLY, outputs=3)
 @onnx_op(
     "Attention",
-    "is_causal kv_num_heads q_num_heads scale softcap softmax_precision",
-    since=23,
-    only={
-        "qk_matmul_output_mode": (0, 1, 2, 3)
-    },  # chooses what the fourth output is, which is refused when used
+    f"{_ATTENTION} left_window_size right_window_size",
+    since=25,
+    only=_ONLY,
     outputs=3,
 )
 def _attention(call: Call) -> Mapped:
-    """softmax(Q K' * scale + mask) V; 3-D operands are [B, S, heads * D]."""
+    """softmax(Q K' * scale + mask) V; operands of rank 3 are [B, S, heads * D]."""
     flat = call.type_of(0).rank == 3
     heads, kv_heads = call.get_int("q_num_heads", 0), call.get_int("kv_num_heads", 0)
-    q = _split_heads(call.value(0), heads) if flat else call.value(0)
-    k = _split_heads(call.value(1), kv_heads) if flat else call.value(1)
-    v = _split_heads(call.value(2), kv_heads) if flat else call.value(2)
-    past_k, past_v = call.maybe(4), call.maybe(5)
-    if past_k is not None and past_v is not None:
-        k, v = concat((past_k, k), 2), concat((past_v, v), 2)
-    if call.maybe(6) is not None:
-        raise call.refuse("nonpad_kv_seqlen (input 6) is in use")
+    q, k, v = call.value(0), call.value(1), call.value(2)
+    if flat:
+        q, k, v = _split_heads(q, heads), _split_heads(k, kv_heads), _split_heads(v, kv_heads)
+    past, fresh = call.maybe(4), k.type.shape[2]
+    if past is not None:
+        k, v = concat((past, k), 2), concat((call.value(5), v), 2)
     extent = q.type.shape[3]
     if not isinstance(extent, int) and not call.has("scale"):
-        raise call.refuse(f"the head size {extent} is symbolic, so that there is no default scale")
+        raise call.refuse(f"the head size {extent} is symbolic: there is no default scale")
     scale = call.get_float("scale") if call.has("scale") else 1.0 / math.sqrt(int(extent))
     causal = "none"
-    if call.get_flag("is_causal"):
-        causal = "upper_left" if past_k is None else "bottom_right"
+    if call.get_flag("is_causal") and call.maybe(6) is None:
+        causal = "upper_left" if past is None else "bottom_right"
+        if past is not None and not current_facts().equal(fresh, q.type.shape[2]):
+            raise call.refuse("is_causal with a past and different numbers of queries and keys")
     op = Attention(
-        scale=scale, masked_row="nan", causal=causal, softcap=call.get_float("softcap", 0.0)
+        scale=scale, masked_row="zeros", causal=causal, softcap=call.get_float("softcap", 0.0)
     )
-    y = emit_one(op, q, k, v, call.maybe(3))
+    y = emit_one(op, q, k, v, _mask(call, q, k))
     return (_join_heads(y) if flat else y), k, v
+
+
+def _mask(call: Call, q: Value, k: Value) -> Value | None:
+    """Return the mask operand, joined with what windows and the numbers of valid keys allow."""
+    mask, total = call.maybe(3), k.type.shape[2]
+    allowed = _allowed(call, q.type.shape[2], total)
+    if mask is not None:
+        missing = total - mask.type.shape[-1]
+        if missing != 0 and mask.type.shape[-1] != 1:  # a short mask hides the keys at the end
+            hidden = constant(
+                False if mask.type.dtype is DType.BOOL else -math.inf, mask.type.dtype
+            )
+            edges: list[Dim] = [0] * (mask.type.rank - 1)
+            mask = pad(mask, [*edges, 0], [*edges, missing], "constant", hidden)
+    if mask is None or allowed is None:
+        return allowed if mask is None else mask
+    if mask.type.dtype is DType.BOOL:
+        return ew.logical_and(mask, allowed)
+    return ew.where(allowed, mask, constant(-math.inf, mask.type.dtype))
+
+
+def _allowed(call: Call, queries: Dim, keys: Dim) -> Value | None:
+    """Return which keys each query may see by position, [S, T] or [B, 1, S, T]; None for all."""
+    valid, past = call.maybe(6), call.maybe(4)
+    left, right = call.get_int("left_window_size", -1), call.get_int("right_window_size", -1)
+    if valid is None and left < 0 and right < 0:
+        return None
+    row = unsqueeze(_line(queries), (1,))
+    column = _line(keys)
+    offset = dim_tensor((past.type.shape[2] if past is not None else 0,), ())
+    rules: list[Value] = []
+    if valid is not None:
+        count = reshape(valid, (valid.type.shape[0], 1, 1, 1))
+        offset = ew.sub(count, dim_tensor((queries,), ()))
+        rules.append(ew.less(column, count))
+    position = ew.add(row, offset)
+    if valid is not None and call.get_flag("is_causal"):
+        rules.append(ew.less_equal(column, position))
+    if left >= 0:
+        rules.append(ew.less_equal(ew.sub(position, constant(left, DType.I64)), column))
+    if right >= 0:
+        rules.append(ew.less_equal(column, ew.add(position, constant(right, DType.I64))))
+    return reduce(ew.logical_and, rules)
+
+
+def _line(extent: Dim) -> Value:
+    return emit_one(Range(extent), constant(0, DType.I64), constant(1, DType.I64))
 
 
 def _split_heads(x: Value, heads: int) -> Value:
@@ -64,7 +121,7 @@ def _join_heads(x: Value) -> Value:
 
 @onnx_op("RotaryEmbedding", "interleaved num_heads rotary_embedding_dim", since=23)
 def _rotary(call: Call) -> Mapped:
-    """Rotate pairs of the first `rotary_embedding_dim` features by the angles of their positions."""
+    """Rotate pairs of the first `rotary_embedding_dim` features by their positions' angles."""
     x, cos, sin, positions = call.value(0), call.value(1), call.value(2), call.maybe(3)
     flat = x.type.rank == 3
     heads = call.get_int("num_heads", 0)

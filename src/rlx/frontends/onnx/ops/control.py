@@ -22,7 +22,7 @@ __all__ = ["decide"]
 
 @onnx_op("If", "then_branch else_branch", outputs=1 << 20)
 def _if(call: Call) -> Mapped:
-    """A condition that follows from the shapes takes its branch in place; else both become regions."""
+    """A condition that follows from shapes takes its branch in place; else both are regions."""
     condition = call.value(0)
     if condition.type.dtype is not DType.BOOL:
         raise call.wrong(f"the condition is {condition.type}, not a bool")
@@ -44,8 +44,9 @@ def _both(call: Call, condition: Value) -> Sequence[Value]:
     for index, (a, b) in enumerate(zip(*kinds, strict=True)):
         if a.dtype is not b.dtype or a.rank != b.rank:
             raise call.refuse(
-                f"output {index} is {a} in then_branch ({blocks[0].results[index]!r}) but {b} in else_branch "
-                f"({blocks[1].results[index]!r}), and the condition depends on data; both must have one dtype and rank"
+                f"output {index} is {a} in then_branch ({blocks[0].results[index]!r}) but {b} in "
+                f"else_branch ({blocks[1].results[index]!r}), and the condition depends on data; "
+                "both must have one dtype and rank"
             )
     return current_builder().emit(If(), condition, *captures, regions=blocks)
 
@@ -69,7 +70,7 @@ def _unify(frames: Sequence[Any]) -> list[Value]:
 
 
 def _captures(frame: Any) -> list[Value]:
-    """Return the outer values that became parameters (known ones were written again inside instead)."""
+    """Return the outer values that became parameters (known ones were written again inside)."""
     return [outer for outer, inner in frame.captured.items() if inner.producer is None]
 
 
@@ -78,7 +79,7 @@ def _captured_parameters(frame: Any) -> int:
 
 
 def decide(call: Call, condition: Value) -> bool | None:
-    """Return the condition if it follows from extents, under a guard where only the hints tell; None if it is data."""
+    """Return the condition if it follows from extents (or hints, guarded), None if it is data."""
     array = call.known(condition)
     if array is not None:
         element = array.reshape(-1)[0]
@@ -114,21 +115,13 @@ def _single(array: ObjectArray | None) -> Dim | None:
 
 def _compare(name: str, a: Dim, b: Dim, reason: str) -> bool | None:
     facts = current_facts()
-    match name:
-        case "equal":
-            return facts.assume_equal(a, b, reason)
-        case "not_equal":
-            return not facts.assume_equal(a, b, reason)
-        case "less_equal":
-            return facts.assume_less_equal(a, b, reason)
-        case "greater_equal":
-            return facts.assume_less_equal(b, a, reason)
-        case "less":
-            return not facts.assume_less_equal(b, a, reason)
-        case "greater":
-            return not facts.assume_less_equal(a, b, reason)
-        case _:
-            return None
+    if name in ("equal", "not_equal"):
+        return facts.assume_equal(a, b, reason) == (name == "equal")
+    if name in ("less_equal", "greater"):
+        return facts.assume_less_equal(a, b, reason) == (name == "less_equal")
+    if name in ("greater_equal", "less"):
+        return facts.assume_less_equal(b, a, reason) == (name == "greater_equal")
+    return None
 
 
 @onnx_op("Loop", "body", outputs=1 << 20)
@@ -162,7 +155,8 @@ def _check_carried(call: Call, results: Sequence[TensorType], carried: Sequence[
 
 @onnx_op(
     "Scan",
-    "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes scan_output_directions",
+    "body num_scan_inputs scan_input_axes scan_input_directions scan_output_axes "
+    "scan_output_directions",
     since=9,
     outputs=1 << 20,
 )

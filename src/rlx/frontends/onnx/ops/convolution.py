@@ -75,7 +75,8 @@ def convolve(call: Call, x: Value, w: Value, bias: Value | None) -> Value:
     rank = x.type.rank - 2
     if rank < 1 or w.type.rank != x.type.rank:
         raise call.wrong(
-            f"the operands are {x.type} and {w.type}; both need one batch or filter axis, channels, space"
+            f"the operands are {x.type} and {w.type}; both need one batch or filter axis, channels "
+            "and space"
         )
     kernel = _static(call, w.type.shape[2:], "the kernel")
     if call.has("kernel_shape") and call.get_ints("kernel_shape") != kernel:

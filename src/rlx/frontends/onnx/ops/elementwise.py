@@ -245,8 +245,17 @@ def _gelu(call: Call) -> Mapped:
 @onnx_op("Swish", "alpha")
 def _swish(call: Call) -> Mapped:
     """x * sigmoid(alpha * x)."""
-    x, alpha = call.value(0), call.get_float("alpha", 1.0)
+    return _swished(call.value(0), call.get_float("alpha", 1.0))
+
+
+def _swished(x: Value, alpha: float) -> Value:
     return ew.silu(x) if alpha == 1.0 else ew.mul(x, ew.sigmoid(ew.mul(scalar(alpha, x), x)))
+
+
+@onnx_op("SwiGLU", "alpha")
+def _swiglu(call: Call) -> Mapped:
+    """swish(a) * b."""
+    return ew.mul(_swished(call.value(0), call.get_float("alpha", 1.0)), call.value(1))
 
 
 @onnx_op("Cast", "to saturate", only={"round_mode": ("up",)})

@@ -69,7 +69,7 @@ def _size(call: Call) -> Mapped:
     return dim_tensor((product(call.type_of(0).shape),), ())
 
 
-@onnx_op("Range")
+@onnx_op("Range", only={"stash_type": (1,)})
 def _range(call: Call) -> Mapped:
     """[start, start + delta, ...] up to limit; its length has to follow from shapes."""
     start, delta = call.value(0), call.value(2)

@@ -70,7 +70,7 @@ def _flatten(call: Call) -> Mapped:
 
 
 def axes_of(call: Call, index: int, since: int) -> tuple[int, ...] | None:
-    """Return axes that were an attribute before a version and are an operand since; None where left out."""
+    """Return axes: an attribute before a version, an operand since; None where left out."""
     if call.opset < since:
         return call.get_ints("axes") if call.has("axes") else None
     return call.integers(index, "axes") if call.maybe(index) is not None else None
@@ -258,7 +258,7 @@ def _pad(call: Call) -> Mapped:
 def pad(
     x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None = None
 ) -> Value:
-    """Return x with elements added at both ends of every axis; a negative number removes elements."""
+    """Return x with elements added at both ends of every axis; negative numbers remove some."""
     cut = [(dim_min(a, 0), dim_min(b, 0)) for a, b in zip(before, after, strict=True)]
     if any(a != 0 or b != 0 for a, b in cut):
         sizes = [d + a + b for d, (a, b) in zip(x.type.shape, cut, strict=True)]
@@ -303,7 +303,7 @@ def _trilu(call: Call) -> Mapped:
 
 @onnx_op("CenterCropPad", "axes")
 def _center_crop_pad(call: Call) -> Mapped:
-    """Crop or pad the axes to the given extents, evenly at both ends (the odd element at the end)."""
+    """Crop or pad axes to the given extents, evenly at both ends (the odd element at the end)."""
     x = call.value(0)
     wanted = call.dims(1, "the shape")
     axes = call.get_ints("axes", tuple(range(x.type.rank)))
@@ -320,7 +320,7 @@ def _center_crop_pad(call: Call) -> Mapped:
 
 @onnx_op("ReverseSequence", "batch_axis time_axis")
 def _reverse_sequence(call: Call) -> Mapped:
-    """Reverse the first `lens[b]` elements of every sequence b: a gather with computed positions."""
+    """Reverse the first `lens[b]` elements of every sequence b: a gather at computed positions."""
     x, lens = call.value(0), call.value(1)
     batch, time = call.get_int("batch_axis", 1), call.get_int("time_axis", 0)
     rank, steps = x.type.rank, x.type.shape[time]

@@ -24,7 +24,10 @@ _COORDINATES = (
     "half_pixel_symmetric",
 )
 _NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_COMMON = "mode coordinate_transformation_mode nearest_mode cubic_coeff_a exclude_outside extrapolation_value"
+_COMMON = (
+    "mode coordinate_transformation_mode nearest_mode cubic_coeff_a exclude_outside "
+    "extrapolation_value"
+)
 
 
 @onnx_op("Upsample", "mode scales", since=7)

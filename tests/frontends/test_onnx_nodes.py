@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The node tests of the onnx package: import, evaluate by the reference meaning, compare."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+onnx = pytest.importorskip("onnx")
+
+from rlx.ops.evaluate import evaluate  # noqa: E402
+
+from rlx.base.dtypes import DType  # noqa: E402
+from rlx.base.errors import UsageError  # noqa: E402
+from rlx.frontends.onnx.importer import import_model  # noqa: E402
+from rlx.frontends.onnx.model import load_model  # noqa: E402
+from rlx.frontends.onnx.registry import mapped_ops  # noqa: E402
+
+RTOL, ATOL = 1e-3, 1e-5
+
+# Operands that say extents or axes. In rlx they follow from the model, so these tests give them as
+# initialisers.
+STRUCTURAL: dict[str, tuple[int, ...]] = {
+    "BlackmanWindow": (0,),
+    "CenterCropPad": (1,),
+    "ConstantOfShape": (0,),
+    "CumSum": (1,),
+    "DFT": (1, 2),
+    "Dropout": (1, 2),
+    "Expand": (1,),
+    "HammingWindow": (0,),
+    "HannWindow": (0,),
+    "MelWeightMatrix": (0, 1, 2, 3, 4),
+    "OneHot": (1,),
+    "Pad": (1, 3),
+    "Range": (0, 1, 2),
+    "Reshape": (1,),
+    "Resize": (2, 3),
+    "STFT": (1, 3),
+    "Slice": (1, 2, 3, 4),
+    "Split": (1,),
+    "Squeeze": (1,),
+    "Tile": (1,),
+    "TopK": (1,),
+    "Trilu": (1,),
+    "Unsqueeze": (1,),
+    "Upsample": (1,),
+    **{
+        f"Reduce{kind}": (1,)
+        for kind in (
+            "L1",
+            "L2",
+            "LogSum",
+            "LogSumExp",
+            "Max",
+            "Mean",
+            "Min",
+            "Prod",
+            "Sum",
+            "SumSquare",
+        )
+    },
+}
+
+# name pattern -> why rlx does not run the case
+EXCLUDED: dict[str, str] = {}
+
+
+@functools.cache
+def _cases() -> dict[str, Any]:
+    from onnx.backend.test.case.node import collect_testcases
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {case.name: case for case in collect_testcases(None)}
+
+
+def _supported_types(case: Any) -> bool:
+    for inputs, outputs in case.data_sets:
+        for array in (*inputs, *outputs):
+            if not isinstance(array, np.ndarray | np.generic):
+                return False
+            try:
+                DType.of(array.dtype)
+            except UsageError:
+                return False
+    return True
+
+
+def _operators(graph: Any) -> set[tuple[str, str]]:
+    found: set[tuple[str, str]] = set()
+    for node in graph.node:
+        found.add((node.domain, node.op_type))
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                found |= _operators(attribute.g)
+    return found
+
+
+def _excluded(name: str) -> str | None:
+    return next((why for pattern, why in EXCLUDED.items() if re.fullmatch(pattern, name)), None)
+
+
+def _selected() -> list[str]:
+    known = mapped_ops().keys()
+    return [
+        name
+        for name, case in _cases().items()
+        if _operators(case.model.graph) <= known and _supported_types(case) and not _excluded(name)
+    ]
+
+
+def _with_initializers(model: Any, inputs: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """Return the model with structural operands as initialisers, which are taken out of `inputs`."""
+    model = onnx.ModelProto.FromString(model.SerializeToString())
+    names = {
+        node.input[index]
+        for node in model.graph.node
+        for index in STRUCTURAL.get(node.op_type, ())
+        if index < len(node.input) and node.input[index] in inputs
+    }
+    for name in names:
+        model.graph.initializer.append(
+            onnx.numpy_helper.from_array(np.asarray(inputs.pop(name)), name)
+        )
+    kept = [info for info in model.graph.input if info.name not in names]
+    del model.graph.input[:]
+    model.graph.input.extend(kept)
+    return model
+
+
+def run_case(case: Any) -> None:
+    for arrays, expected in case.data_sets:
+        given = [info.name for info in case.model.graph.input]
+        inputs = {name: np.asarray(a) for name, a in zip(given, arrays, strict=True)}
+        model = _with_initializers(case.model, inputs)
+        shapes = {name: a.shape for name, a in inputs.items()}
+        graph = import_model(load_model(model), shapes=shapes).graph
+        found = evaluate(graph, inputs)
+        for info, want in zip(case.model.graph.output, expected, strict=True):
+            got = found[info.name]
+            want = np.asarray(want)  # noqa: PLW2901
+            assert got.dtype == want.dtype, f"{info.name}: {got.dtype}, expected {want.dtype}"
+            assert got.shape == want.shape, f"{info.name}: {got.shape}, expected {want.shape}"
+            if DType.of(want.dtype).is_float or want.dtype.kind == "c":
+                wide = np.complex128 if want.dtype.kind == "c" else np.float64
+                np.testing.assert_allclose(
+                    got.astype(wide), want.astype(wide), rtol=RTOL, atol=ATOL
+                )
+            else:
+                np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("name", _selected())
+def test_node(name: str) -> None:
+    run_case(_cases()[name])
+
+
+@pytest.mark.parametrize("pattern", EXCLUDED)
+def test_exclusion_names_a_case_that_is_refused(pattern: str) -> None:
+    names = [name for name in _cases() if re.fullmatch(pattern, name)]
+    assert names, f"no case is called {pattern}"
