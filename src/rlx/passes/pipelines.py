@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which passes run, in which order, and why each stands where it does. The order lives nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlx.base.target import Claims
+from rlx.passes.attention import RecognizeAttention
+from rlx.passes.canonicalize import Canonicalize
+from rlx.passes.cse import Cse
+from rlx.passes.dce import Dce
+from rlx.passes.decompose import Decompose
+from rlx.passes.fold import Fold
+from rlx.passes.fuse import FormRegions, FuseEpilogues, FuseRegions
+from rlx.passes.hoist import Hoist
+from rlx.passes.layout import ChannelsLast, SinkTransposes
+from rlx.passes.manager import Entry, Pipeline, parse_passes
+
+__all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
+
+_CLEAN = (
+    Entry(Canonicalize(), "rewrites and folds exactly, so that patterns below have one spelling"),
+    Entry(Cse(), "the importer and decompositions repeat constants and shape arithmetic"),
+    Entry(Dce(), "what folding and merging left behind must not count as a reader"),
+)
+
+_RECOGNISE = (
+    Entry(RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"),
+)
+
+_LOWER = (
+    Entry(Hoist(), "dequantised and transposed weights are computed once; later passes see plain params"),
+    Entry(Decompose(), "what the target has no kernel for becomes operators that it has"),
+    Entry(Canonicalize(), "decompositions leave scalars to fold and reshapes to merge"),
+    Entry(Cse(), "decompositions repeat themselves"),
+    Entry(Dce(), "only live readers may stop the passes below"),
+    Entry(Hoist(), "factors that decompositions derive from weights (batch norm) are computed once"),
+)
+
+_LAYOUT = (
+    Entry(ChannelsLast(), "convolution kernels read channels last"),
+    Entry(SinkTransposes(), "the transposes around them meet and cancel, before fusion hides them in regions"),
+    Entry(Canonicalize(), "transposes that met are merged"),
+    Entry(Hoist(), "transposed weights are transposed once"),
+    Entry(Dce(), "only live readers may stop fusion"),
+)
+
+_FUSE = (
+    Entry(FormRegions(), "one vocabulary for elementwise, row and moving operators"),
+    Entry(FuseRegions(rows=False), "elementwise chains are whole before an anchor takes them"),
+    Entry(FuseEpilogues(), "a matmul or convolution takes its chain before a norm can"),
+    Entry(FuseRegions(), "softmax, norms and what is around them become one kernel each"),
+    Entry(Cse(), "regions that became equal are computed once"),
+    Entry(Dce(), "merged producers are gone"),
+)
+
+
+def default_pipeline(claims: Claims) -> Pipeline:
+    """Return the passes for a target that makes these claims.
+
+    A target that runs every operator as it is (it claims no set of operators) gets no layouts and no fusion.
+    """
+    if not claims.ops:
+        return Pipeline((*_CLEAN, Entry(Hoist(), "what follows from weights alone runs once per version")))
+    return Pipeline((*_CLEAN, *_RECOGNISE, *_LOWER, *_LAYOUT, *_FUSE))
+
+
+PASSES: dict[str, type[Any]] = {
+    cls.name: cls
+    for cls in (
+        Canonicalize,
+        ChannelsLast,
+        Cse,
+        Dce,
+        Decompose,
+        Fold,
+        FormRegions,
+        FuseEpilogues,
+        FuseRegions,
+        Hoist,
+        RecognizeAttention,
+        SinkTransposes,
+    )
+}
+"""Pass classes by the name that the command line and dumps use."""
+
+
+def pipeline_from_text(text: str) -> Pipeline:
+    """Return the pipeline that a text such as ``canonicalize,cse,dce`` describes.
+
+    Raises:
+        UsageError: unknown pass or option.
+    """
+    return parse_passes(text, PASSES)

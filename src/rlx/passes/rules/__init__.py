@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exact rewrites, one file per rule set."""
