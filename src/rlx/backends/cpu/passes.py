@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graph rewrites private to the CPU backend: weights go into the layouts its kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.matmul import panel_width
+from rlx.backends.cpu.ops import PackedMatMul, PackPanels
+from rlx.base.dtypes import DType
+from rlx.ir.builder import Rewriter
+from rlx.ir.graph import Graph, Node
+from rlx.ir.op import Op
+from rlx.ops.matmul import MatMul
+from rlx.ops.region import WithEpilogue
+from rlx.passes.manager import Entry, PassContext
+
+__all__ = ["PackMatMul", "cpu_passes"]
+
+
+@dataclass(frozen=True)
+class PackMatMul:
+    """matmul(x, w) -> packed_matmul(x, pack_panels(w)) for a weight matrix w, also inside an epilogue. Exact."""
+
+    isa: Isa
+    name: ClassVar[str] = "cpu-pack-matmul"
+
+    def run(self, graph: Graph, ctx: PassContext) -> bool:
+        """Apply to all blocks; return whether anything changed."""
+        del ctx
+        rewriter = Rewriter(graph.facts)
+        weights = graph.param_values()
+        for node in list(graph.block.walk()):
+            anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
+            if isinstance(anchor, MatMul) and node.operands[1] in weights:
+                self._pack(rewriter, node)
+        return rewriter.changed
+
+    def _pack(self, rewriter: Rewriter, node: Node) -> None:
+        a, b = node.operands[:2]
+        assert a is not None
+        assert b is not None
+        if b.type.rank != 2 or not b.type.is_static or b.type.dtype not in (DType.F32, DType.F64) or a.type.rank < 2:
+            return
+        builder = rewriter.before(node)
+        panels = builder.emit_one(PackPanels(panel_width(self.isa, b.type.dtype)), b)
+        columns = b.type.shape[1]
+        assert isinstance(columns, int)
+        packed = PackedMatMul(columns)
+        op: Op = packed
+        if isinstance(node.op, WithEpilogue):
+            op = WithEpilogue(packed, 2, node.op.body)
+        new = builder.emit_typed(op, [a, panels, *node.operands[2:]], [r.type for r in node.results])
+        rewriter.replace_node(node, new.results)
+
+
+def cpu_passes(isa: Isa) -> Sequence[Any]:
+    """Return the backend's own passes in order."""
+    return (Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),)
