@@ -99,6 +99,13 @@ class Backend(Protocol):
         """Return which operators, epilogues and layouts the backend takes."""
         ...
 
+    def passes(self, target: Target) -> Sequence[Any]:
+        """Return pipeline entries (`rlx.passes.manager.Entry`) that run after the shared passes.
+
+        They rewrite the graph into operators private to the backend, for example to weights in packed layouts.
+        """
+        ...
+
     def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
         """Compile a graph of claimed operators.
 

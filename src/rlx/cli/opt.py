@@ -13,7 +13,7 @@ from rlx.backends.registry import get_backend
 from rlx.cli.common import console
 from rlx.ir.text import parse_graph, print_graph
 from rlx.passes.manager import PassContext, parse_passes
-from rlx.passes.pipelines import KNOWN_PASSES, default_pipeline
+from rlx.passes.pipelines import PASSES, default_pipeline
 
 __all__ = ["opt"]
 
@@ -31,7 +31,7 @@ def opt(
     backend = get_backend(device)
     claims = backend.claims(backend.targets()[0])
     context = PassContext(claims=claims, verify=True, dump=dump_after)
-    pipeline = parse_passes(passes, KNOWN_PASSES) if passes else default_pipeline(claims)
+    pipeline = parse_passes(passes, PASSES) if passes else default_pipeline(claims)
     pipeline.run(graph, context)
     typer.echo(print_graph(graph))
     if explain:

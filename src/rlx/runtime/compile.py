@@ -16,8 +16,9 @@ from rlx.base.numeric import Array
 from rlx.base.target import Claims, Target
 from rlx.ir.graph import Graph
 from rlx.ops.evaluate import evaluate
-from rlx.passes.hoist import ParamProgram, split_params
-from rlx.passes.manager import PassContext
+from rlx.passes.dce import Dce
+from rlx.passes.hoist import Hoist, ParamProgram
+from rlx.passes.manager import Entry, PassContext, Pipeline
 from rlx.passes.pipelines import default_pipeline
 
 __all__ = ["Program", "compile_graph"]
@@ -73,8 +74,11 @@ def compile_graph(graph: Graph, backend: Backend, target: Target, options: Compi
     context = PassContext(claims=claims, verify=VERIFY.get())
     started = time.perf_counter()
     default_pipeline(claims).run(graph, context)
-    param_program = split_params(graph)
+    own = backend.passes(target)
+    if own:
+        hoist = Entry(Hoist(), "what those passes compute from weights is computed once")
+        Pipeline((*own, hoist, Entry(Dce(), "what they replaced is unread"))).run(graph, context)
     passed = time.perf_counter()
     compiled = backend.compile(graph, target, options)
     seconds = {"passes": passed - started, "backend": time.perf_counter() - passed}
-    return Program(graph, param_program, compiled, context.report, seconds)
+    return Program(graph, context.params, compiled, context.report, seconds)

@@ -59,6 +59,11 @@ class ReferenceBackend:
         del target
         return Claims()
 
+    def passes(self, target: Target) -> Sequence[Any]:
+        """Return none."""
+        del target
+        return ()
+
     def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
         """Return the graph wrapped for evaluation."""
         del target, options
