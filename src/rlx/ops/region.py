@@ -76,6 +76,10 @@ class Region(Op):
             for r in self.body.results
         )
 
+    def may_fail(self, *types: TensorType | None) -> bool:  # noqa: D102
+        del types
+        return _divides(self.body)
+
     def _check(self, type_: TensorType, mapped: IndexMap | None) -> None:
         if mapped is not None:
             if len(mapped.axes) != type_.rank or mapped.rank != len(self.shape):
@@ -104,6 +108,11 @@ class Region(Op):
             np.ascontiguousarray(np.broadcast_to(value, row if self.row_axes and uniform[r] else shape))
             for value, r in zip(results, self.body.results, strict=True)
         )
+
+
+def _divides(body: Body) -> bool:
+    """Return whether the body divides integers, which fails for a divisor of 0."""
+    return any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in body.instrs)
 
 
 def _view(array: Array, mapped: IndexMap | None, shape: tuple[int, ...]) -> Array:
@@ -154,4 +163,4 @@ class WithEpilogue(Op):
         return tuple(np.ascontiguousarray(np.broadcast_to(r, base.shape)) for r in results)
 
     def may_fail(self, *types: TensorType | None) -> bool:  # noqa: D102
-        return self.anchor.may_fail(*types[: self.anchor_operands])
+        return _divides(self.body) or self.anchor.may_fail(*types[: self.anchor_operands])

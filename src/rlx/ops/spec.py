@@ -148,6 +148,12 @@ class ElementwiseOp(Op):
         divides = any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types))
         return divides
 
+    def region(self, *types: TensorType) -> Any:
+        """Return the operator as a `Region` over its broadcast shape."""
+        from rlx.ops.region import Region  # noqa: PLC0415  (which is itself declared with this module)
+
+        return Region(self.body(*(t.dtype for t in types)), broadcast_shapes(*(t.shape for t in types)))
+
     def _instrs(self, types: Sequence[TensorType]) -> Iterable[Any]:
         return self.body(*(t.dtype for t in types)).instrs
 

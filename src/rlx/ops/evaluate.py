@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running operators and graphs by their NumPy meaning: the oracle, the constant folder and the reference backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from rlx.base import numeric
+from rlx.base.dims import Dim, DimExpr, Symbol, evaluate as evaluate_dim
+from rlx.base.dtypes import DType
+from rlx.base.errors import ExecutionError, PassError, UsageError
+from rlx.base.numeric import Array
+from rlx.base.types import TensorType
+from rlx.ir.builder import infer_types
+from rlx.ir.clone import bind_dims
+from rlx.ir.graph import Block, Graph, Node, Value
+from rlx.ir.op import Op
+
+__all__ = ["Observer", "evaluate", "run_op"]
+
+Observer: TypeAlias = Callable[[Node, tuple[Array, ...]], None]
+"""Called after every node with its results."""
+
+
+def evaluate(
+    graph: Graph,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array] | None = None,
+    *,
+    exact: bool = False,
+    observe: Observer | None = None,
+) -> dict[str, Array]:
+    """Return the outputs of a graph by name.
+
+    Narrow floats are widened to f32 before an operator sees them; each result is rounded once to its declared dtype.
+
+    Args:
+        graph: what to run.
+        inputs: an array per input, of its dtype; a param may be given here as well.
+        params: data of params; the default is what the graph holds.
+        exact: widen all floats to f64 inside each operator.
+        observe: called after every node.
+
+    Raises:
+        UsageError: an input is missing or does not fit its type, or a guard of the graph does not hold.
+        ExecutionError: the data broke a rule of an operator; names the node.
+        PassError: an operator's result is not of the type its rule gave.
+    """
+    given = {**(params or {}), **inputs}
+    env = _bind_symbols(graph, given)
+    values: dict[Value, Array] = {}
+    for value in graph.inputs:
+        values[value] = _argument(given, value, "input", env)
+    for name, param in graph.params.items():
+        data = given.get(name, param.data)
+        if data is None:
+            raise UsageError(f"param {name!r} has no data")
+        values[param.value] = _checked(np.asarray(data), param.value, f"param {name!r}", env)
+    for state in graph.states:
+        values[state.value] = np.asarray(given.get(state.name, state.init))
+    for guard in graph.facts.guards:
+        _check_guard(guard, env)
+    runner = _Runner(env, exact, observe)
+    results = runner.block(graph.block, values)
+    return dict(zip(graph.output_names, results, strict=True))
+
+
+def run_op(op: Op, arrays: Sequence[Array | None], regions: Sequence[Block] = (), *, exact: bool = False) -> tuple[Array, ...]:
+    """Return the results of one operator on arrays.
+
+    Raises:
+        TypeRuleError: the operator does not accept the operands.
+        ExecutionError: the data broke a rule of the operator.
+    """
+    types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
+    found = infer_types(op, types) if not regions else op.infer(*types, regions=tuple(regions))
+    results = found if isinstance(found, tuple) else (found,)
+    return _Runner({}, exact, None).apply(op, arrays, tuple(regions), results, op.name)
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _bind_symbols(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
+    """Return the value of every symbol that stands alone as an extent of an input."""
+    env: dict[str, int] = {}
+    for value in graph.inputs:
+        array = given.get(value.name)
+        if array is None:
+            continue
+        for axis, (dim, extent) in enumerate(zip(value.type.shape, np.shape(array), strict=False)):
+            name = _symbol_name(dim)
+            if name is not None and env.setdefault(name, extent) != extent:
+                raise UsageError(
+                    f"axis {axis} of input {value.name!r} is {extent}, but {name} is {env[name]} in another input"
+                )
+    return env
+
+
+def _symbol_name(dim: Dim) -> str | None:
+    if isinstance(dim, DimExpr) and len(dim.terms) == 1:
+        monomial, factor = dim.terms[0]
+        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0].name
+    return None
+
+
+def _argument(given: Mapping[str, Array], value: Value, kind: str, env: Mapping[str, int]) -> Array:
+    if value.name not in given:
+        raise UsageError(f"{kind} {value.name!r} is missing")
+    return _checked(np.asarray(given[value.name]), value, f"{kind} {value.name!r}", env)
+
+
+def _checked(array: Array, value: Value, what: str, env: Mapping[str, int]) -> Array:
+    wanted = _extents(value.type, env, what)
+    if DType.of(array.dtype) is not value.type.dtype or array.shape != wanted:
+        shown = f"{DType.of(array.dtype)}{list(array.shape)}"
+        raise UsageError(f"{what} is {shown}, expected {value.type} = {value.type.dtype}{list(wanted)}")
+    return array
+
+
+def _extents(type_: TensorType, env: Mapping[str, int], what: str) -> tuple[int, ...]:
+    try:
+        return tuple(evaluate_dim(d, env) for d in type_.shape)
+    except KeyError as error:
+        raise UsageError(f"{what} has type {type_}, but no input gives the value of {error.args[0]}") from error
+
+
+def _check_guard(guard: Any, env: dict[str, int]) -> None:
+    try:
+        holds = guard.holds(env)
+    except KeyError:  # about a symbol that this graph does not have any more
+        return
+    if not holds:
+        raise UsageError(f"the graph was built under the assumption {guard}, which these inputs do not meet")
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+class _Runner:
+    def __init__(self, env: Mapping[str, int], exact: bool, observe: Observer | None) -> None:
+        self.env = env
+        self.exact = exact
+        self.observe = observe
+
+    def block(self, block: Block, values: dict[Value, Array]) -> list[Array]:
+        """Run the nodes of a block whose leaves have values; each value is dropped after its last reader."""
+        kept = set(block.results)
+        left: dict[Value, int] = {}
+        for node in block:
+            arrays = [None if o is None else values[o] for o in node.operands]
+            results = self._node(node, arrays)
+            if self.observe is not None:
+                self.observe(node, results)
+            for value, array in zip(node.results, results, strict=True):
+                if value.uses or value in kept:
+                    values[value] = array
+            for operand in node.operands:
+                if operand is not None:
+                    left[operand] = left.get(operand, len(operand.uses)) - 1
+                    if left[operand] == 0 and operand not in kept:
+                        values.pop(operand, None)
+        return [values[r] for r in block.results]
+
+    def _node(self, node: Node, arrays: Sequence[Array | None]) -> tuple[Array, ...]:
+        op = bind_dims(node.op, self.env) if self.env else node.op
+        where = f"{op.name} at node {node.location}"
+        types = [r.type for r in node.results]
+        if self.env:
+            types = [TensorType(t.dtype, _extents(t, self.env, where)) for t in types]
+        return self.apply(op, arrays, node.regions, types, where)
+
+    def apply(
+        self,
+        op: Op,
+        arrays: Sequence[Array | None],
+        regions: tuple[Block, ...],
+        types: Sequence[TensorType],
+        where: str,
+    ) -> tuple[Array, ...]:
+        """Run one operator whose result types are known."""
+        try:
+            if regions:
+                runner: Any = getattr(op, "reference_regions")  # noqa: B009  (only operators with regions have it)
+                found: Any = runner(self._run_region(regions), *arrays)
+            else:
+                found = op.reference(*(None if a is None else self._widen(a) for a in arrays))
+        except ExecutionError as error:
+            raise ExecutionError(f"{where}: {error}") from error
+        results = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found,))
+        if len(results) != len(types):
+            raise PassError(f"{where} gave {len(results)} results, its type rule says {len(types)}")
+        return tuple(_rounded(r, t, where) for r, t in zip(results, types, strict=True))
+
+    def _widen(self, array: Array) -> Array:
+        if self.exact and DType.of(array.dtype).is_float:
+            return numeric.cast(array, DType.F64)
+        return numeric.widen(array)
+
+    def _run_region(self, regions: tuple[Block, ...]) -> Callable[..., tuple[Array, ...]]:
+        def run(index: int, *arguments: Array) -> tuple[Array, ...]:
+            block = regions[index]
+            values = dict(zip(block.parameters, arguments, strict=True))
+            return tuple(self.block(block, values))
+
+        return run
+
+
+def _rounded(result: Array | list[Array], type_: TensorType, where: str) -> Array:
+    """Return a result in its declared dtype; a list is stacked along a new first axis."""
+    if isinstance(result, list):
+        result = np.stack(result) if result else np.zeros(type_.shape, type_.dtype.numpy)  # pyright: ignore
+    array = np.asarray(result)
+    have = DType.of(array.dtype)
+    both_float = have.is_float and type_.dtype.is_float
+    both_complex = have.is_complex and type_.dtype.is_complex
+    if array.shape != type_.shape or not (have is type_.dtype or both_float or both_complex):
+        raise PassError(f"{where} gave {have}{list(array.shape)}, its type rule says {type_}")
+    return numeric.cast(array, type_.dtype)
