@@ -1006,7 +1006,7 @@ class Module:
         self.isa = isa
         self._functions: list[str] = []
         self._declared: dict[str, str] = {}
-        self._globals: list[str] = []
+        self._tables: dict[str, str] = {}
         self._names: set[str] = set()
         self.kernels: list[Kernel] = []
 
@@ -1037,13 +1037,12 @@ class Module:
         self._functions.append(fn.render())
 
     def table(self, hint: str, numbers: Sequence[Number], elem: Type) -> str:
-        """Add a constant array and return its name, for `Function.address_of`."""
-        name = self.unique(hint)
+        """Add a constant array (once) and return its name, for `Function.address_of`."""
         body = ", ".join(f"{elem.text} {literal(n, elem)}" for n in numbers)
-        self._globals.append(
-            f"@{name} = private unnamed_addr constant [{len(numbers)} x {elem.text}] [{body}], align 64"
-        )
-        return name
+        value = f"[{len(numbers)} x {elem.text}] [{body}]"
+        if value not in self._tables:
+            self._tables[value] = self.unique(hint)
+        return self._tables[value]
 
     @contextmanager
     def kernel(self, hint: str, nargs: int) -> Iterator[Kernel]:
@@ -1059,4 +1058,8 @@ class Module:
         """Return the text with placeholders for kernel symbols."""
         declared = [self._declared[name] for name in sorted(self._declared)]
         attributes = 'attributes #0 = { nounwind "frame-pointer"="all" }\n'
-        return "\n".join([*self._globals, *declared, *self._functions, attributes])
+        tables = [
+            f"@{name} = private unnamed_addr constant {value}, align 64"
+            for value, name in self._tables.items()
+        ]
+        return "\n".join([*tables, *declared, *self._functions, attributes])
