@@ -22,9 +22,9 @@ from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
-from rlx.backends.cpu.emit import emit_body, load_vector, store_vector
+from rlx.backends.cpu.emit import emit_body, load_value, store_value
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
+from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.backends.cpu.ops import PackedMatMul
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
@@ -254,10 +254,10 @@ class _Finisher:
         for extra, pointer in zip(emitter.spec.extras, extras, strict=True):
             if extra.kind == "column":
                 self.shared.append(
-                    [load_vector(f, extra.dtype, pointer, col + j * lanes, lanes, self.masks[j]) for j in range(count)]
+                    [load_value(f, extra.dtype, pointer, col + j * lanes, lanes, self.masks[j]) for j in range(count)]
                 )
             elif extra.kind == "one":
-                one = load_vector(f, extra.dtype, pointer, f.i64(0), 0, None)
+                one = load_value(f, extra.dtype, pointer, f.i64(0), 0, None)
                 self.shared.append([f.splat(one, lanes)] * count)
             else:
                 self.shared.append(None)
@@ -269,7 +269,7 @@ class _Finisher:
         row_values: dict[int, Value] = {}
         for index, extra in enumerate(spec.extras):
             if extra.kind == "row":
-                one = load_vector(f, extra.dtype, self.extras[index], row, 0, None)
+                one = load_value(f, extra.dtype, self.extras[index], row, 0, None)
                 row_values[index] = f.splat(one, lanes)
         for j, value in enumerate(values):
             mask = self.masks[j]
@@ -284,16 +284,15 @@ class _Finisher:
                     elif index in row_values:
                         inputs.append(row_values[index])
                     else:
-                        inputs.append(load_vector(f, extra.dtype, self.extras[index], at, lanes, mask))
+                        inputs.append(load_value(f, extra.dtype, self.extras[index], at, lanes, mask))
                 (result,) = emit_body(f, spec.body, inputs, lanes)
-            store_vector(f, spec.result, result, c, at, mask)
+            store_value(f, spec.result, result, c, at, mask)
 
 
 def _row_tiles(f: Function, m: Value, tile: int) -> tuple[Value, Value, Value]:
     """Return (number of row tiles, rows of a short tile, how many tiles have one row more)."""
-    count = (m + (tile - 1)).divide(tile) if hasattr(m, "divide") else f.emit(I64, f"udiv i64 {(m + (tile - 1)).text}, {tile}")
-    safe = f.smax(count, 1)
-    short = f.emit(I64, f"udiv i64 {m.text}, {safe.text}")
+    count = _udiv(f, m + (tile - 1), f.i64(tile))
+    short = _udiv(f, m, f.smax(count, 1))
     return count, short, m - short * count
 
 
@@ -344,9 +343,9 @@ def _chunk(k: Kernel, emitter: _Emitter, index: Value, count: int) -> None:
     rest = index - batch * per_batch
     if spec.batch_axes:
         a, b = _batch_pointers(k, emitter, batch, a, b, 8 + count)
-        c = k.offset(c, batch * m * n, _storage(spec.result))
+        c = k.offset(c, batch * m * n, storage_type(spec.result))
         extras = [
-            k.offset(x, batch * (m * n if e.kind == "full" else m), _storage(e.dtype))
+            k.offset(x, batch * (m * n if e.kind == "full" else m), storage_type(e.dtype))
             if e.kind in ("full", "row")
             else x
             for x, e in zip(extras, spec.extras, strict=True)
@@ -408,12 +407,13 @@ def _many_panels(
     high: Value,
 ) -> None:
     step = emitter.panels_for(rows)
-    split = high - (high - low) % step if step == 1 else low + _udiv(k, k.smax(high - low, 0), k.i64(step)) * step
+    start = low
     if step > 1:
-        with k.loop(low, split, step) as loop:
+        start = low + _udiv(k, k.smax(high - low, 0), k.i64(step)) * step
+        with k.loop(low, start, step) as loop:
             run(emitter.micro(rows, step, tail=False), row, loop.index)
             loop.next()
-    with k.loop(split if step > 1 else low, high) as loop:
+    with k.loop(start, high) as loop:
         run(emitter.micro(rows, 1, tail=False), row, loop.index)
         loop.next()
 
@@ -443,21 +443,16 @@ def _batch_pointers(
     return k.offset(a, a_offset, emitter.scalar), k.offset(b, b_offset, emitter.scalar)
 
 
-def _storage(dtype: DType) -> Type:
-    from rlx.backends.cpu.lltypes import storage_type  # noqa: PLC0415
-
-    return storage_type(dtype)
-
-
-def _groups(n: Dim, k: Dim, width: int) -> Dim:
-    """Return how many column groups a chunk's work is split into: about `_FLOPS_PER_CHUNK` for a full row block."""
+def _groups(m: Dim, n: Dim, k: Dim, width: int) -> Dim:
+    """Return into how many column groups a row block is split: about `_FLOPS_PER_CHUNK` each, at least a few."""
     panels = ceildiv(n, width)
-    if isinstance(k, int) and isinstance(n, int):
-        rows = 6 * _ROW_TILES_PER_CHUNK
-        per_panel = 2 * rows * max(k, 1) * width
-        per_group = max(1, _FLOPS_PER_CHUNK // per_panel)
-        return max(1, ceildiv(ceildiv(n, width), per_group))
-    return dim_max(1, dim_min(panels, 4))
+    if not isinstance(k, int) or not isinstance(panels, int):
+        return dim_max(1, dim_min(panels, 4))
+    rows = 6 * _ROW_TILES_PER_CHUNK
+    per_group = max(1, _FLOPS_PER_CHUNK // (2 * rows * max(k, 1) * width))
+    full = max(1, -(-panels // per_group))
+    # Fewer rows are less work: a single row is memory bound and is worth only a few chunks.
+    return dim_min(full, dim_max(min(panels, 4), ceildiv(m * full, rows)))
 
 
 @lowering(PackedMatMul)
@@ -476,7 +471,7 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     spec = _Spec(a.type.dtype, k, op.columns, body, kinds, result.dtype)
     m = product(a.type.shape[:-1])
     blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
-    groups = _groups(op.columns, k, panel_width(isa, a.type.dtype))
+    groups = _groups(m, op.columns, k, panel_width(isa, a.type.dtype))
     args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(ctx.slot(b)), SlotArg(ctx.slot(node.result), writes=True)]
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, k, op.columns)]
@@ -540,7 +535,7 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         m = product(a.type.shape[:-1])
     spec = _Spec(dtype, None, None, body, kinds, result.dtype, len(batch))
     blocks = dim_max(1, ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK))
-    groups = _groups(n, k, width)
+    groups = _groups(m, n, k, width)
     args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(packed), SlotArg(ctx.slot(node.result), writes=True)]
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, blocks, groups, k, n)]

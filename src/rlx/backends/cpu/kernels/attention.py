@@ -1,0 +1,434 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in f32: softmax(scale * q k^T + mask) v, one query tile at a time.
+
+    q [batch, heads, queries, depth], k and v [batch, kv_heads, keys, depth], any strides with unit depth stride
+
+Keys are first transposed into panels [ceil(keys / width)][depth][width]. Then, for a tile of up to 6 queries: scores
+are computed 6 x width at a time in registers, scaled, masked and stored in scratch with a running maximum; one pass
+over the scratch row exponentiates and sums; at last the tile of results accumulates over all keys in registers and is
+multiplied by 1 / sum. Scores stay in L1 for up to about 1,300 keys and in L2 beyond. A row's result does not depend on
+the other rows, on chunks or on threads.
+
+A row whose scores are all -inf is NaN (softmax's meaning) or zero (`masked_row=zeros`), NaN scores make their row NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from rlx.backends.cpu import vmath
+from rlx.backends.cpu.abi import Emitted, Kernel, finish
+from rlx.backends.cpu.builder import Function, Module, Value
+from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.matmul import tile_shape
+from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, vec
+from rlx.backends.cpu.lowering import lowering
+from rlx.base.dims import Dim, ceildiv
+from rlx.base.dtypes import DType
+from rlx.expr.index import IndexMap
+from rlx.ir.graph import Node, Value as GraphValue
+from rlx.kernel.program import Arg, DimArg, SlotArg
+from rlx.kernel.schedule import LoweringContext
+from rlx.ops.attention import Attention
+
+_QUERIES_PER_CHUNK = 48
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """What the kernel is specialised on."""
+
+    depth: int
+    value_depth: int
+    scale: float
+    mask: str  # none, add, keep
+    mask_moves: bool  # the mask varies along the keys
+    causal: bool
+    zeros: bool
+    softcap: float
+
+
+class _Tile:
+    """Emits the function for one tile of `rows` queries."""
+
+    def __init__(self, module: Module, spec: _Spec) -> None:
+        self.module = module
+        self.spec = spec
+        self.lanes = module.isa.lanes(DType.F32)
+        self.vectors = tile_shape(module.isa).vectors
+        self.width = self.lanes * self.vectors
+        self.vector: Type = vec(F32, self.lanes)
+
+    PARAMS = (
+        *((name, PTR) for name in ("q", "keys", "v", "out", "mask", "p")),
+        *((name, I64) for name in ("q_stride", "v_stride", "out_stride", "mask_stride", "limit", "total", "pitch")),
+    )
+
+    def emit(self, rows: int) -> Function:
+        """Return the function. `limit` is how many keys the first query sees when causal, else `total`."""
+        with self.module.function(f"queries{rows}", self.PARAMS) as f:
+            q, keys, v, out, mask, p, q_stride, v_stride, out_stride, mask_stride, limit, total, pitch = f.args
+            seen = f.smin(limit + (rows - 1), total) if self.spec.causal else total
+            tops = self._scores(f, rows, (q, keys, mask, p), (q_stride, mask_stride, limit, total, pitch, seen))
+            sums = self._exponentials(f, rows, p, tops, seen, pitch)
+            self._values(f, rows, (p, v, out), (v_stride, out_stride, seen, pitch), sums)
+        return f
+
+    def _scores(
+        self,
+        f: Function,
+        rows: int,
+        pointers: tuple[Value, Value, Value, Value],
+        numbers: tuple[Value, ...],
+    ) -> list[Value]:
+        """Emit the scores of all keys into scratch; return the maximum of each row (scalars)."""
+        q, keys, mask, p = pointers
+        q_stride, mask_stride, limit, total, pitch, seen = numbers
+        low = f.const(float("-inf"), self.vector)
+        with f.loop(0, seen, self.width, carry=[low] * rows) as loop:
+            panel = f.offset(keys, loop.index * self.spec.depth, F32)
+            scores = self._products(f, rows, q, q_stride, panel)
+            tops: list[Value] = []
+            for i in range(rows):
+                top = loop.carry[i]
+                for j in range(self.vectors):
+                    at = loop.index + j * self.lanes
+                    score = self._masked(f, scores[i][j], mask, mask_stride * i, at, total, limit + i)
+                    f.store(score, f.offset(p, pitch * i + at, F32))
+                    top = f.fmax_fast(score, top)
+                tops.append(top)
+            loop.next(*tops)
+        return [f.reduce(t, f.fmax_fast) for t in loop.out]
+
+    def _products(self, f: Function, rows: int, q: Value, q_stride: Value, panel: Value) -> list[list[Value]]:
+        zero = f.const(0.0, self.vector)
+        unroll = 2 if self.spec.depth % 2 == 0 else 1
+        with f.loop(0, self.spec.depth, unroll, carry=[zero] * (rows * self.vectors)) as loop:
+            current = list(loop.carry)
+            line, left = f.offset(panel, loop.index * self.width, F32), f.offset(q, loop.index, F32)
+            for u in range(unroll):
+                columns = [f.load(self.vector, line, u * self.width + j * self.lanes) for j in range(self.vectors)]
+                for i in range(rows):
+                    factor = f.splat(f.load(F32, f.offset(left, q_stride * i, F32), u), self.lanes)
+                    for j in range(self.vectors):
+                        at = i * self.vectors + j
+                        current[at] = f.fma(factor, columns[j], current[at])
+            loop.next(*current)
+        return [loop.out[i * self.vectors : (i + 1) * self.vectors] for i in range(rows)]
+
+    def _masked(
+        self, f: Function, score: Value, mask: Value, row: Value, at: Value, total: Value, limit: Value
+    ) -> Value:
+        """Scale, cap and mask a vector of scores; keys past the last one are -inf."""
+        spec = self.spec
+        score = score * spec.scale
+        if spec.softcap:
+            score = vmath.tanh(f, score * (1.0 / spec.softcap)) * spec.softcap
+        inside = f.tail_mask(total - at, self.vector)
+        low = f.const(float("-inf"), self.vector)
+        if spec.mask != "none":
+            kind = F32 if spec.mask == "add" else I8
+            where = f.offset(mask, row + at if spec.mask_moves else row, kind)
+            if spec.mask_moves:
+                value = f.load_masked(vec(kind, self.lanes), where, inside)
+            else:
+                value = f.splat(f.load(kind, where), self.lanes)
+            score = score + value if spec.mask == "add" else f.select(value.ne(0), score, low)
+        visible = f.tail_mask(f.smin(limit, total) - at, self.vector) if spec.causal else inside
+        return f.select(visible, score, low)
+
+    def _exponentials(
+        self, f: Function, rows: int, p: Value, tops: list[Value], seen: Value, pitch: Value
+    ) -> list[Value]:
+        """Replace scores by exp(score - maximum); return the sums of the rows (scalars)."""
+        zero = f.const(0.0, self.vector)
+        sums: list[Value] = []
+        for i in range(rows):
+            top = f.splat(tops[i], self.lanes)
+            line = f.offset(p, pitch * i, F32)
+            with f.loop(0, seen, self.width, carry=[zero] * self.vectors) as loop:
+                current: list[Value] = []
+                for j in range(self.vectors):
+                    place = f.offset(line, loop.index + j * self.lanes, F32)
+                    value = vmath.exp(f, f.load(self.vector, place) - top)
+                    if self.spec.zeros:
+                        value = f.select(value.is_nan(), zero, value)
+                    f.store(value, place)
+                    current.append(loop.carry[j] + value)
+                loop.next(*current)
+            sums.append(f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b)))
+        return sums
+
+    def _values(
+        self,
+        f: Function,
+        rows: int,
+        pointers: tuple[Value, Value, Value],
+        numbers: tuple[Value, Value, Value, Value],
+        sums: list[Value],
+    ) -> None:
+        """Emit the products with the values, in column groups that fit the registers."""
+        p, v, out = pointers
+        v_stride, out_stride, seen, pitch = numbers
+        inverses: list[Value] = []
+        for total in sums:
+            inverse = f.f32(1.0) / total
+            if self.spec.zeros:
+                inverse = f.select(total.eq(0.0), f.f32(0.0), inverse)
+            inverses.append(f.splat(inverse, self.lanes))
+        depth = self.spec.value_depth
+        starts = list(range(0, depth, self.lanes))
+        for first in range(0, len(starts), self.vectors):
+            group = starts[first : first + self.vectors]
+            masks = [
+                f.tail_mask(f.i64(depth - s), self.vector) if depth - s < self.lanes else None for s in group
+            ]
+            acc = self._weighted(f, rows, (p, v), (v_stride, seen, pitch), group, masks)
+            for i in range(rows):
+                for j, start in enumerate(group):
+                    place = f.offset(out, out_stride * i + start, F32)
+                    result = acc[i][j] * inverses[i]
+                    mask = masks[j]
+                    if mask is None:
+                        f.store(result, place)
+                    else:
+                        f.store_masked(result, place, mask)
+
+    def _weighted(
+        self,
+        f: Function,
+        rows: int,
+        pointers: tuple[Value, Value],
+        numbers: tuple[Value, Value, Value],
+        group: list[int],
+        masks: list[Value | None],
+    ) -> list[list[Value]]:
+        p, v = pointers
+        v_stride, seen, pitch = numbers
+        count = len(group)
+        with f.loop(0, seen, carry=[f.const(0.0, self.vector)] * (rows * count)) as loop:
+            current = list(loop.carry)
+            line = f.offset(v, loop.index * v_stride, F32)
+            columns: list[Value] = []
+            for start, mask in zip(group, masks, strict=True):
+                if mask is None:
+                    columns.append(f.load(self.vector, line, start))
+                else:
+                    columns.append(f.load_masked(self.vector, line, mask, start))
+            for i in range(rows):
+                factor = f.splat(f.load(F32, f.offset(p, pitch * i + loop.index, F32)), self.lanes)
+                for j in range(count):
+                    current[i * count + j] = f.fma(factor, columns[j], current[i * count + j])
+            loop.next(*current)
+        return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
+
+
+@cache
+def _attention_kernel(isa: Isa, spec: _Spec) -> Emitted:
+    """Arguments: q, keys (panels), v, out, mask; then the numbers of `_numbers`."""
+    module = Module(isa)
+    tile = _Tile(module, spec)
+    functions = {rows: tile.emit(rows) for rows in range(1, 7)}
+    with module.kernel("attention", 5 + len(_NUMBERS)) as k:
+        with k.loop(k.begin, k.end) as chunk:
+            _attention_chunk(k, tile, functions, chunk.index)
+            chunk.next()
+    return finish(module)
+
+
+_NUMBERS = (
+    *("heads", "group", "queries", "keys", "blocks", "shift", "pitch"),
+    *("q_batch", "q_head", "q_row", "q_offset", "v_batch", "v_head", "v_row", "v_offset"),
+    *("o_batch", "o_head", "o_row", "m_batch", "m_head", "m_row"),
+)
+
+
+def _attention_chunk(k: Kernel, tile: _Tile, functions: dict[int, Function], index: Value) -> None:
+    n = {name: k.dim(5 + i) for i, name in enumerate(_NUMBERS)}
+    q, keys, v, out, mask = (k.slot(i) for i in range(5))
+    pair = _udiv(k, index, n["blocks"])
+    block = index - pair * n["blocks"]
+    batch = _udiv(k, pair, n["heads"])
+    head = pair - batch * n["heads"]
+    kv_head = _udiv(k, head, n["group"])
+    kv_heads = _udiv(k, n["heads"], n["group"])
+    panel = n["pitch"] * tile.spec.depth
+    keys = k.offset(keys, (batch * kv_heads + kv_head) * panel, F32)
+    v = k.offset(v, n["v_offset"] + batch * n["v_batch"] + kv_head * n["v_head"], F32)
+    first = _udiv(k, n["queries"] * block, n["blocks"])
+    last = _udiv(k, n["queries"] * (block + 1), n["blocks"])
+    rows = last - first
+    tiles = _udiv(k, rows + 5, k.i64(6))
+    short = _udiv(k, rows, k.smax(tiles, 1))
+    longer = rows - short * tiles
+    mask_kind = I8 if tile.spec.mask == "keep" else F32
+    with k.loop(0, tiles) as loop:
+        row = first + loop.index * short + k.smin(loop.index, longer)
+        size = short + k.zext(loop.index < longer, I64)
+        left = k.offset(q, n["q_offset"] + batch * n["q_batch"] + head * n["q_head"] + row * n["q_row"], F32)
+        to = k.offset(out, batch * n["o_batch"] + head * n["o_head"] + row * n["o_row"], F32)
+        over = k.offset(mask, batch * n["m_batch"] + head * n["m_head"] + row * n["m_row"], mask_kind)
+        limit = row + n["shift"] + 1
+        for count, function in functions.items():
+            with k.if_(size.eq(count)):
+                k.call(
+                    function,
+                    *(left, keys, v, to, over, k.scratch()),
+                    *(n["q_row"], n["v_row"], n["o_row"], n["m_row"], limit, n["keys"], n["pitch"]),
+                )
+        loop.next()
+
+
+@cache
+def _panel_kernel(isa: Isa, depth: int) -> Emitted:
+    """Arguments: k, panels, heads, keys, blocks, then batch, head, row strides and offset of k.
+
+    A chunk transposes `width` keys of one (batch, head) into [depth][width]; keys past the last one are zeros.
+    """
+    module = Module(isa)
+    lanes = isa.lanes(DType.F32)
+    width = tile_shape(isa).vectors * lanes
+    vector = vec(F32, lanes)
+    with module.kernel("keys", 9) as k:
+        source, target = k.slot(0), k.slot(1)
+        heads, keys, blocks, by_batch, by_head, by_row, offset = (k.dim(i) for i in range(2, 9))
+        with k.loop(k.begin, k.end) as chunk:
+            pair = _udiv(k, chunk.index, blocks)
+            block = chunk.index - pair * blocks
+            batch = _udiv(k, pair, heads)
+            head = pair - batch * heads
+            start = offset + batch * by_batch + head * by_head
+            out = k.offset(target, chunk.index * (depth * width), F32)
+            with k.loop(0, width, lanes) as part:
+                key = block * width + part.index
+                for first in range(0, depth, lanes):
+                    size = min(lanes, depth - first)
+                    columns = k.tail_mask(k.i64(size), vector)
+                    lines: list[Value] = []
+                    for i in range(lanes):
+                        present = (key + i) < keys
+                        mask = k.select(present, columns, k.const(0, columns.type))
+                        line = k.offset(source, start + (key + i) * by_row + first, F32)
+                        lines.append(k.load_masked(vector, line, mask))
+                    for d, value in enumerate(_transposed(k, lines)[:size]):
+                        k.store(value, k.offset(out, part.index + (first + d) * width, F32))
+                part.next()
+            chunk.next()
+    return finish(module)
+
+
+def _transposed(f: Function, lines: list[Value]) -> list[Value]:
+    """Return the transpose of a square of vectors, by exchanging halves, quarters, ..."""
+    lanes = len(lines)
+    level = 1
+    while level < lanes:
+        swapped = list(lines)
+        low = [i if not i & level else lanes + (i ^ level) for i in range(lanes)]
+        high = [i | level if not i & level else lanes + i for i in range(lanes)]
+        for i in range(lanes):
+            if not i & level:
+                a, b = lines[i], lines[i | level]
+                swapped[i], swapped[i | level] = f.shuffle(a, b, low), f.shuffle(a, b, high)
+        lines = swapped
+        level *= 2
+    return lines
+
+
+def _udiv(f: Function, a: Value, b: Value) -> Value:
+    """Divide extents: never negative, and the divisor is at least 1 by construction."""
+    return f.emit(I64, f"udiv i64 {a.text}, {b.text}")
+
+
+@lowering(Attention)
+def lower_attention(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+    """One kernel transposes the keys, one does the rest."""
+    op = node.op
+    assert isinstance(op, Attention)
+    q, k, v, mask = (*node.operands, None)[:4]
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    batch, heads, queries, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
+    kv_heads = op.kv_heads(k.type)
+    plain = q.type.dtype is DType.F32 and (mask is None or mask.type.dtype in (DType.F32, DType.BOOL))
+    if not plain or not isinstance(depth, int) or not isinstance(value_depth, int):
+        return False
+    width = tile_shape(isa).vectors * isa.lanes(DType.F32)
+    blocks = ceildiv(keys, width)
+    pitch = blocks * width
+    (k_batch, k_head, k_row), k_offset = _strides(op.map_of(1), k)
+    panels = ctx.temporary(batch * kv_heads * pitch * depth * 4)
+    args: list[Arg] = [SlotArg(ctx.slot(k)), SlotArg(panels, writes=True)]
+    args += [DimArg(d) for d in (kv_heads, keys, blocks, k_batch, k_head, k_row, k_offset)]
+    ctx.launch(_panel_kernel(isa, depth), args, chunks=batch * kv_heads * blocks)
+    _launch_attention(node, ctx, isa, panels, pitch)
+    return None
+
+
+def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, pitch: Dim) -> None:
+    op = node.op
+    assert isinstance(op, Attention)
+    q, k, v, mask = (*node.operands, None)[:4]
+    assert q is not None
+    assert k is not None
+    assert v is not None
+    batch, heads, queries, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
+    assert isinstance(depth, int)
+    assert isinstance(value_depth, int)
+    (q_batch, q_head, q_row), q_offset = _strides(op.map_of(0), q)
+    (v_batch, v_head, v_row), v_offset = _strides(op.map_of(2), v)
+    if op.out_layout == "bhsd":
+        out = (heads * queries * value_depth, queries * value_depth, value_depth)
+    else:
+        out = (heads * queries * value_depth, value_depth, heads * value_depth)
+    over, moves = _mask_strides(mask)
+    kind = "none" if mask is None else "keep" if mask.type.dtype is DType.BOOL else "add"
+    spec = _Spec(
+        depth,
+        value_depth,
+        op.scale,
+        kind,
+        moves,
+        op.causal != "none",
+        op.masked_row == "zeros",
+        op.softcap,
+    )
+    shift = keys - queries if op.causal == "bottom_right" else 0
+    blocks = ceildiv(queries, _QUERIES_PER_CHUNK)
+    numbers: tuple[Dim, ...] = (
+        *(heads, _group(heads, op.kv_heads(k.type)), queries, keys, blocks, shift, pitch),
+        *(q_batch, q_head, q_row, q_offset, v_batch, v_head, v_row, v_offset),
+        *(*out, *over),
+    )
+    args: list[Arg] = [SlotArg(ctx.slot(q)), SlotArg(panels), SlotArg(ctx.slot(v))]
+    args += [SlotArg(ctx.slot(node.result), writes=True)]
+    args += [SlotArg(ctx.slot(mask if mask is not None else q))]
+    args += [DimArg(d) for d in numbers]
+    ctx.launch(_attention_kernel(isa, spec), args, chunks=batch * heads * blocks, scratch=pitch * 6 * 4)
+
+
+def _group(heads: Dim, kv_heads: Dim) -> Dim:
+    return heads // kv_heads if heads != kv_heads else 1
+
+
+def _strides(mapped: IndexMap | None, value: GraphValue) -> tuple[tuple[Dim, Dim, Dim], Dim]:
+    """Return ((batch, head, position) strides in elements, offset) of q, k or v."""
+    if mapped is not None:
+        (batch, head, row, _), offset = mapped.strides(value.type.shape)
+        return (batch, head, row), offset
+    _, heads, rows, depth = value.type.shape
+    return (heads * rows * depth, rows * depth, depth), 0
+
+
+def _mask_strides(mask: GraphValue | None) -> tuple[tuple[Dim, Dim, Dim], bool]:
+    """Return (batch, head, query) strides of a mask that broadcasts to [batch, heads, queries, keys]; keys vary?"""
+    if mask is None:
+        return (0, 0, 0), False
+    shape = (1,) * (4 - mask.type.rank) + mask.type.shape
+    strides: list[Dim] = []
+    stride: Dim = 1
+    for extent in reversed(shape):
+        strides.insert(0, stride if extent != 1 else 0)
+        stride = stride * extent
+    return (strides[0], strides[1], strides[2]), strides[3] != 0
