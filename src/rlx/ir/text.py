@@ -136,7 +136,7 @@ def array_from_numbers(numbers: Iterable[str], dtype: DType) -> Array:
     """
     if dtype is DType.BOOL:
         words = {"true": True, "false": False}
-        return np.array([words[n] if n in words else bool(int(n)) for n in numbers])
+        return np.array([words[n] if n in words else bool(int(n)) for n in numbers], np.bool_)
     if dtype.is_float:
         wide = np.array([float(n) for n in numbers], np.float64)
         with np.errstate(all="ignore"):

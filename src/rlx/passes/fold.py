@@ -80,9 +80,8 @@ def _is_static(op: object) -> bool:
 
 
 def _fold_numbers(node: Node, arrays: list[Array | None], builder: Builder) -> Match:
-    types = tuple(r.type for r in node.results)
     try:
-        results = run_op(node.op, arrays, types)
+        results = run_op(node.op, arrays)
     except RlxError as error:  # it fails for this data: so it shall when it runs
         return Reject(f"it fails for its constant operands ({error})")
     return [builder.emit_one(Constant(Literal(array))) for array in results]

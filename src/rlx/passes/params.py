@@ -63,6 +63,7 @@ class _Splitter:
         # Value of the graph -> own params it depends on, for all that is param-only.
         self.sources: dict[Value, frozenset[str]] = {}
         self.moved: dict[Value, Value] = {}
+        self.numbers: dict[str, int] = {}
         self.outputs = dict(zip(program.graph.output_names, program.graph.outputs, strict=True))
         self.builder = Builder(program.graph.block, program.graph.facts)
 
@@ -76,9 +77,18 @@ class _Splitter:
                 if self.rewriter.is_root(result) or any(u not in inside for u in result.users):
                     self._derive(result)
         for node in reversed(chosen):
-            if self.rewriter.is_dead(node):
-                self.rewriter.erase(node)
+            self._erase_if_dead(node)
         self._forget_unread()
+
+    def _erase_if_dead(self, node: Node) -> None:
+        """Remove a node that nothing reads any more, and constants that only it read."""
+        if not self.rewriter.is_dead(node):
+            return
+        constants = [o for o in node.operands if o is not None and _is_constant(o)]
+        self.rewriter.erase(node)
+        for constant in dict.fromkeys(constants):
+            if constant.producer is not None and self.rewriter.is_dead(constant.producer):
+                self.rewriter.erase(constant.producer)
 
     def _is_param_only(self, node: Node) -> bool:
         """Decide on a node in order, and remember what its results depend on."""
@@ -107,18 +117,20 @@ class _Splitter:
         self.outputs[name] = self._move(result)
         self.program.results[name] = self.sources[result]
         leaf = self.graph.add_param(name, None, result.type)
+        # Other derived values may be computed from this one, which they read as a leaf from here on.
+        self.names[leaf] = name
         self.rewriter.replace_value(result, leaf)
 
     def _fresh(self, result: Value) -> str:
         producer = result.producer
         assert producer is not None
         base = f"{producer.location.name or producer.op.name}:{result.index}"
-        name, number = base, 1
         taken = (self.graph.params, self.program.graph.params, self.program.results)
-        while any(name in names for names in taken):
-            number += 1
-            name = f"{base}.{number}"
-        return name
+        while True:
+            number = self.numbers[base] = self.numbers.get(base, 0) + 1
+            name = base if number == 1 else f"{base}.{number}"
+            if not any(name in names for names in taken):
+                return name
 
     def _move(self, value: Value) -> Value:
         """Return the value's copy in the param program, copying what it needs first."""

@@ -18,6 +18,9 @@ from rlx.passes.rules.patterns import constant_of, is_all, made_by
 
 __all__ = ["GATHER_RULES"]
 
+_ZERO = -1
+"""In place of an axis: the tensor is all 0, so it counts along no axis."""
+
 
 @rule("gather")
 def gather_all(node: Node, builder: Builder) -> Match:
@@ -29,7 +32,9 @@ def gather_all(node: Node, builder: Builder) -> Match:
     assert index is not None
     if index.type.rank != 1 or x.type != node.result.type:
         return None
-    return x if _counts_along(index) == 0 else None
+    axis = _counts_along(index)
+    single = axis == _ZERO and index.type.shape == (1,)
+    return x if axis == 0 or single else None
 
 
 @rule("gather_nd")
@@ -51,12 +56,13 @@ def gather_grid(node: Node, builder: Builder) -> Match:
     lead = grid.type.shape[:-1]
     count = len(axes)
     for axis, extent in zip(axes, x.type.shape, strict=False):
-        if extent != (1 if axis is None else lead[axis]):
-            return Reject(f"a component counts to {1 if axis is None else lead[axis]} where the data has {extent}")
-    used = [a for a in axes if a is not None]
+        counted = 1 if axis == _ZERO else lead[axis]
+        if extent != counted:
+            return Reject(f"a component counts to {counted} where the data has {extent}")
+    used = [a for a in axes if a != _ZERO]
     if len(set(used)) != len(used):
         return Reject("two components count along one axis")
-    order = sorted(range(count), key=lambda j: (axes[j] is None, axes[j] or 0))
+    order = sorted(range(count), key=lambda j: (axes[j] == _ZERO, axes[j]))
     moved = x
     if order != list(range(count)):
         moved = builder.emit_one(Transpose((*order, *range(count, x.type.rank))), x)
@@ -71,10 +77,9 @@ def _shaped(value: Value, shape: Shape, node: Node, builder: Builder) -> Value:
     return value if value.type == type_ else builder.emit_typed(Expand(type_.shape), [value], [type_]).result
 
 
-def _grid_axes(grid: Value) -> list[int | None] | None:
-    """Return along which axis each component of an index grid counts (None: it is 0), or None if one does not."""
+def _grid_axes(grid: Value) -> list[int] | None:
+    """Return along which axis each component of an index grid counts, or None if one does not. See `_counts_along`."""
     array = constant_of(grid)
-    found: list[int | None] = []
     if array is not None and array.ndim:
         parts = [_array_counts_along(array[..., j]) for j in range(array.shape[-1])]
     else:
@@ -85,59 +90,50 @@ def _grid_axes(grid: Value) -> list[int | None] | None:
         if any(o.type.shape[-1] != 1 for o in operands):
             return None
         parts = [_counts_along(o) for o in operands]
-    for part in parts:
-        if part is False:
-            return None
-        found.append(part)
-    return found
+    found = [p for p in parts if p is not None]
+    return found if len(found) == len(parts) else None
 
 
-_Axis = int | None
-_NO = False
-
-
-def _counts_along(value: Value) -> _Axis | bool:
-    """Return the axis along which a tensor counts 0, 1, 2, ..., None if it is all 0, False if neither."""
+def _counts_along(value: Value) -> int | None:
+    """Return the axis along which a tensor counts 0, 1, 2, ..., `_ZERO` if it is all 0, None if neither."""
     array = constant_of(value)
     if array is not None:
         return _array_counts_along(array)
     counter = made_by(value, Range)
     if counter is not None:
         start, delta = counter[1].operands
-        return 0 if is_all(constant_of(start), 0) and is_all(constant_of(delta), 1) else False
-    if made_by(value, Cast) and value.type.dtype.itemsize < 4:
-        return False  # a narrow integer may wrap
+        return 0 if is_all(constant_of(start), 0) and is_all(constant_of(delta), 1) else None
     moved = made_by(value, Reshape) or made_by(value, Expand) or made_by(value, Cast)
     source = moved[1].operands[0] if moved else None
-    if source is None or not value.type.dtype.is_integer:
-        return False
+    if source is None or not value.type.dtype.is_integer or value.type.dtype.itemsize < 4:
+        return None  # a narrow integer may wrap
     axis = _counts_along(source)
-    if axis is None or axis is False:
+    if axis is None or axis == _ZERO:
         return axis
     if made_by(value, Expand):
         return axis + value.type.rank - source.type.rank
     return _moved_axis(source.type.shape, value.type.shape, axis) if made_by(value, Reshape) else axis
 
 
-def _moved_axis(before: Shape, after: Shape, axis: int) -> int | bool:
-    """Return where an axis goes in a reshape that only adds or removes extents of 1, else False."""
+def _moved_axis(before: Shape, after: Shape, axis: int) -> int | None:
+    """Return where an axis goes in a reshape that only adds or removes extents of 1, else None."""
     old = [i for i, d in enumerate(before) if d != 1]
     new = [i for i, d in enumerate(after) if d != 1]
     if [before[i] for i in old] != [after[i] for i in new] or axis not in old:
-        return False
+        return None
     return new[old.index(axis)]
 
 
-def _array_counts_along(array: Array) -> _Axis | bool:
+def _array_counts_along(array: Array) -> int | None:
     if array.size == 0 or array.dtype.kind not in "iu":
-        return False
-    if not array.any():
         return None
+    if not array.any():
+        return _ZERO
     for axis, extent in enumerate(array.shape):
         line = np.arange(extent).reshape([extent if i == axis else 1 for i in range(array.ndim)])
         if extent > 1 and bool(np.all(array == line)):
             return axis
-    return False
+    return None
 
 
 GATHER_RULES = (gather_all, gather_grid)
