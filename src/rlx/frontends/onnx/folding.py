@@ -99,28 +99,21 @@ class FoldingBuilder(Builder):
     def _folded(
         self, op: Op, operands: Sequence[Value | None], types: Sequence[TensorType]
     ) -> tuple[Value, ...] | None:
-        if not operands or not op.foldable:
-            return None
         arrays = [None if v is None else self.known.get(v) for v in operands]
-        if any(a is None and v is not None for a, v in zip(arrays, operands, strict=True)):
+        unknown = any(a is None and v is not None for a, v in zip(arrays, operands, strict=True))
+        small = all(t.is_static and cast("int", t.elements) <= MAX_KNOWN for t in types)
+        if unknown or not small or not operands or not op.foldable:
             return None
-        if not all(t.is_static and cast("int", t.elements) <= MAX_KNOWN for t in types):
-            return None
-        results = self._numbers(op, operands, types)
-        if results is not None:
-            return tuple(self.literal(array) for array in results)
-        present = tuple(v.type if v is not None else None for v in operands)
+        numbers = self._numbers(op, operands, types)
+        if numbers is not None:
+            return tuple(self.literal(array) for array in numbers)
         try:
-            extents = fold(op, present, tuple(arrays))
-        except (
-            UndecidedError
-        ):  # a comparison whose answer depends on the call: a node like any other
+            extents = fold(op, tuple(v.type if v else None for v in operands), tuple(arrays))
+        except UndecidedError:  # the answer depends on the call: a node like any other
             return None
         if extents is None:
             return None
-        return tuple(
-            self.knowledge(array, t.dtype) for array, t in zip(extents, types, strict=True)
-        )
+        return tuple(self.knowledge(a, t.dtype) for a, t in zip(extents, types, strict=True))
 
     def _numbers(
         self, op: Op, operands: Sequence[Value | None], types: Sequence[TensorType]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from rlx.base.diagnostics import Location, did_you_mean
-from rlx.base.dims import Dim, UndecidedError, symbol
+from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ModelError, RlxError, UnsupportedOpError, UsageError
 from rlx.base.types import TensorType
@@ -138,6 +138,7 @@ class Importer:
         root = Frame(FoldingBuilder(self.graph.block, self.graph.facts, self.known))
         self.root = Scope(root, model.opsets)
         self._stamp = _file_stamp(model.source)
+        self._reported: RlxError | None = None
 
     # Inputs and facts.
 
@@ -333,12 +334,14 @@ class Importer:
         with scope.frame.builder.facts.active():
             try:
                 found = mapping.function(call)
-            except UndecidedError as error:
-                raise UndecidedError(f"{self.model.source}: {node.label}: {error}") from error
             except RlxError as error:
-                if node.label in str(error) or (node.name and repr(node.name) in str(error)):
+                where = str(scope.frame.builder.location)
+                if error is self._reported or where in str(error):  # it names its node already
+                    self._reported = error
                     raise
-                raise type(error)(f"{self.model.source}: {node.label}: {error}") from error
+                text = str(error).removeprefix(f"{node.label}: ")
+                self._reported = type(error)(f"{self.model.source}: {node.label}: {text}")
+                raise self._reported from error
         return (found,) if isinstance(found, Value) else found
 
     def _call(

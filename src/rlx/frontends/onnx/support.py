@@ -33,17 +33,8 @@ def check_supported(model: Model) -> None:
     Raises:
         UnsupportedOpError: something is not; the message lists all of it, with node names.
     """
-    version = model.opsets.get("")
-    if version is not None and not MIN_OPSET <= version <= MAX_OPSET:
-        fix = (
-            "convert the model with onnx.version_converter" if version < MIN_OPSET else "update rlx"
-        )
-        raise UnsupportedOpError(
-            f"{model.source}: the model uses version {version} of the default operator set; "
-            f"versions {MIN_OPSET} to "
-            f"{MAX_OPSET} are supported, so {fix}"
-        )
     survey = _Survey(model.functions)
+    survey.opset(model.opsets, "the model")
     survey.inputs(model.graph.inputs)
     survey.graph(model.graph, model.opsets)
     if survey.found:
@@ -65,6 +56,17 @@ class _Survey:
         self.functions = functions
         self.found: dict[str, list[str]] = {}
         self._seen: set[FunctionKey] = set()
+
+    def opset(self, opsets: Mapping[str, int], where: str) -> None:
+        """Check the version of the default operator set."""
+        version = opsets.get("")
+        if version is not None and not MIN_OPSET <= version <= MAX_OPSET:
+            fix = "convert it with onnx.version_converter" if version < MIN_OPSET else "update rlx"
+            self._note(
+                f"version {version} of the default operator set (versions {MIN_OPSET} to "
+                f"{MAX_OPSET} are supported; {fix})",
+                where,
+            )
 
     def inputs(self, infos: Sequence[ValueInfo]) -> None:
         """Check the types of the model's inputs."""
@@ -93,6 +95,7 @@ class _Survey:
             self._operator(node, opsets)
         elif key not in self._seen:
             self._seen.add(key)
+            self.opset(function.opsets, f"function {key.name!r}")
             for inner in function.nodes:
                 self._node(inner, function.opsets)
         for value in node.attributes.values():

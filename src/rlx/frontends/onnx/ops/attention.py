@@ -10,14 +10,14 @@ from rlx.base.dims import Dim, floordiv
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
 from rlx.frontends.onnx.graph import AttributeValue
-from rlx.frontends.onnx.ops.movement import pad, slice_axis
+from rlx.frontends.onnx.ops.movement import pad
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
 from rlx.ops.attention import Attention
 from rlx.ops.indexing import Gather
 from rlx.ops.leaf import constant, dim_tensor
-from rlx.ops.movement import Range, concat, reshape, transpose, unsqueeze
+from rlx.ops.movement import arange, concat, reshape, slice_axis, transpose, unsqueeze
 from rlx.ops.spec import emit_one
 
 _ATTENTION = "is_causal kv_num_heads q_num_heads scale softcap"
@@ -42,29 +42,35 @@ def _attention(call: Call) -> Mapped:
     q, k, v = call.value(0), call.value(1), call.value(2)
     if flat:
         q, k, v = _split_heads(q, heads), _split_heads(k, kv_heads), _split_heads(v, kv_heads)
-    past, fresh = call.maybe(4), k.type.shape[2]
+    past = call.maybe(4)
+    causal = _causal(call, q.type.shape[2], k.type.shape[2])
     if past is not None:
         k, v = concat((past, k), 2), concat((call.value(5), v), 2)
     extent = q.type.shape[3]
     if not isinstance(extent, int) and not call.has("scale"):
         raise call.refuse(f"the head size {extent} is symbolic: there is no default scale")
     scale = call.get_float("scale") if call.has("scale") else 1.0 / math.sqrt(int(extent))
-    causal = "none"
-    if call.get_flag("is_causal") and call.maybe(6) is None:
-        causal = "upper_left" if past is None else "bottom_right"
-        if past is not None and not current_facts().equal(fresh, q.type.shape[2]):
-            raise call.refuse("is_causal with a past and different numbers of queries and keys")
     op = Attention(
         scale=scale, masked_row="zeros", causal=causal, softcap=call.get_float("softcap", 0.0)
     )
-    y = emit_one(op, q, k, v, _mask(call, q, k))
+    y = emit_one(op, q, k, v, _mask(call, q, k, explicit=causal == "none"))
     return (_join_heads(y) if flat else y), k, v
 
 
-def _mask(call: Call, q: Value, k: Value) -> Value | None:
-    """Return the mask operand, joined with what windows and the numbers of valid keys allow."""
+def _causal(call: Call, queries: Dim, keys: Dim) -> str:
+    """Return the operator's own causal mask, "none" where there is none or it has to be written out."""
+    if not call.get_flag("is_causal") or call.maybe(6) is not None:
+        return "none"
+    if call.maybe(4) is None:
+        return "upper_left"
+    return "bottom_right" if current_facts().equal(queries, keys) else "none"
+
+
+def _mask(call: Call, q: Value, k: Value, *, explicit: bool) -> Value | None:
+    """Return the mask operand, joined with what positions allow (`explicit`: causality too)."""
     mask, total = call.maybe(3), k.type.shape[2]
-    allowed = _allowed(call, q.type.shape[2], total)
+    causal = explicit and call.get_flag("is_causal")
+    allowed = _allowed(call, q.type.shape[2], total, causal=causal)
     if mask is not None:
         missing = total - mask.type.shape[-1]
         if missing != 0 and mask.type.shape[-1] != 1:  # a short mask hides the keys at the end
@@ -80,14 +86,14 @@ def _mask(call: Call, q: Value, k: Value) -> Value | None:
     return ew.where(allowed, mask, constant(-math.inf, mask.type.dtype))
 
 
-def _allowed(call: Call, queries: Dim, keys: Dim) -> Value | None:
+def _allowed(call: Call, queries: Dim, keys: Dim, *, causal: bool) -> Value | None:
     """Return which keys each query may see by position, [S, T] or [B, 1, S, T]; None for all."""
     valid, past = call.maybe(6), call.maybe(4)
     left, right = call.get_int("left_window_size", -1), call.get_int("right_window_size", -1)
-    if valid is None and left < 0 and right < 0:
+    if valid is None and not causal and left < 0 and right < 0:
         return None
-    row = unsqueeze(_line(queries), (1,))
-    column = _line(keys)
+    row = unsqueeze(arange(queries), (1,))
+    column = arange(keys)
     offset = dim_tensor((past.type.shape[2] if past is not None else 0,), ())
     rules: list[Value] = []
     if valid is not None:
@@ -95,17 +101,13 @@ def _allowed(call: Call, queries: Dim, keys: Dim) -> Value | None:
         offset = ew.sub(count, dim_tensor((queries,), ()))
         rules.append(ew.less(column, count))
     position = ew.add(row, offset)
-    if valid is not None and call.get_flag("is_causal"):
+    if causal:
         rules.append(ew.less_equal(column, position))
     if left >= 0:
         rules.append(ew.less_equal(ew.sub(position, constant(left, DType.I64)), column))
     if right >= 0:
         rules.append(ew.less_equal(column, ew.add(position, constant(right, DType.I64))))
     return reduce(ew.logical_and, rules)
-
-
-def _line(extent: Dim) -> Value:
-    return emit_one(Range(extent), constant(0, DType.I64), constant(1, DType.I64))
 
 
 def _split_heads(x: Value, heads: int) -> Value:

@@ -10,11 +10,10 @@ from rlx.base.dims import Dim, DimExpr, equal
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
 from rlx.base.types import TensorType, normalize_axis
-from rlx.frontends.onnx.ops.movement import flip
 from rlx.frontends.onnx.registry import Call, Mapped, ObjectArray, onnx_op
 from rlx.ir.graph import Node, Value
 from rlx.ops.control import If, Loop, Scan
-from rlx.ops.movement import reshape, transpose
+from rlx.ops.movement import flip, reshape, transpose
 from rlx.ops.spec import current_builder
 
 __all__ = ["decide"]

@@ -111,8 +111,7 @@ def _mean(call: Call) -> Mapped:
 
 @onnx_op("Relu")
 def _relu(call: Call) -> Mapped:
-    x = call.value(0)
-    return ew.relu(x) if x.type.dtype.is_float else ew.maximum(x, scalar(0, x))
+    return ew.relu(call.value(0))
 
 
 @onnx_op("Identity")
@@ -148,18 +147,21 @@ def _pow(call: Call) -> Mapped:
 
 @onnx_op("Mod", "fmod")
 def _mod(call: Call) -> Mapped:
-    x, y = call.value(0), call.value(1)
-    if call.get_flag("fmod"):
-        return ew.fmod(x, y)
-    if x.type.dtype.is_float:
-        raise call.wrong("fmod must be 1 for floats")
-    return ew.floor_mod(x, y)
+    return (ew.fmod if call.get_flag("fmod") else ew.floor_mod)(call.value(0), call.value(1))
 
 
 @onnx_op("BitShift", "direction")
 def _bit_shift(call: Call) -> Mapped:
-    left = call.get_choice("direction", ("LEFT", "RIGHT")) == "LEFT"
-    return (ew.shift_left if left else ew.shift_right)(call.value(0), call.value(1))
+    x, amount = call.value(0), call.value(1)
+    if call.get_choice("direction", ("LEFT", "RIGHT")) == "LEFT":
+        return ew.shift_left(x, amount)
+    if (
+        x.type.dtype.is_signed
+    ):  # ONNX fills with the sign however far; rlx gives 0 from the width on
+        last = scalar(8 * x.type.dtype.itemsize - 1, amount)
+        inside = ew.logical_and(ew.less_equal(scalar(0, amount), amount), ew.less(amount, last))
+        amount = ew.where(inside, amount, last)
+    return ew.shift_right(x, amount)
 
 
 @onnx_op("Clip", "min max")

@@ -63,7 +63,7 @@ def _one_hot(call: Call) -> Mapped:
     whole = indices if indices.type.dtype is DType.I64 else ew.cast(indices, DType.I64)
     shape = indices.type.shape
     spread = mv.reshape(whole, (*shape[:axis], 1, *shape[axis:]))
-    line = emit_one(mv.Range(depth), constant(0, DType.I64), constant(1, DType.I64))
+    line = mv.arange(depth)
     classes = mv.reshape(line, (depth, *([1] * (rank - 1 - axis))))
     positive = ew.where(
         ew.less(spread, constant(0, DType.I64)), ew.add(spread, dim_tensor((depth,), ())), spread

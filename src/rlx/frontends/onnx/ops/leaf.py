@@ -14,7 +14,7 @@ from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.frontends.onnx.tensor import SparseTensor, Tensor
 from rlx.ops import elementwise as ew
 from rlx.ops.leaf import constant, dim_tensor
-from rlx.ops.movement import Range, expand, unsqueeze
+from rlx.ops.movement import Range, arange, expand, unsqueeze
 from rlx.ops.spec import emit_one
 
 __all__ = ["array_of"]
@@ -97,8 +97,6 @@ def _eye_like(call: Call) -> Mapped:
     if x.rank != 2:
         raise call.wrong(f"the input must be a matrix, not {x}")
     rows, columns = x.shape
-    zero, one = constant(0, DType.I64), constant(1, DType.I64)
-    row = emit_one(Range(rows), zero, one)
-    column = emit_one(Range(columns), zero, one)
+    row, column = arange(rows), arange(columns)
     shifted = ew.add(unsqueeze(row, (1,)), constant(call.get_int("k", 0), DType.I64))
     return ew.cast(ew.equal(shifted, unsqueeze(column, (0,))), call.get_dtype("dtype", x.dtype))

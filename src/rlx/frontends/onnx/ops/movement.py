@@ -15,9 +15,8 @@ from rlx.ops import elementwise as ew
 from rlx.ops import movement as mv
 from rlx.ops.indexing import gather_elements
 from rlx.ops.leaf import constant
-from rlx.ops.spec import emit_one
 
-__all__ = ["axes_of", "flip", "pad", "slice_axis"]
+__all__ = ["axes_of", "pad"]
 
 _PAD_MODES = ("constant", "reflect", "edge", "wrap")
 
@@ -63,10 +62,7 @@ def _rest(call: Call, x: Value, others: list[Dim]) -> Dim:
 
 @onnx_op("Flatten", "axis")
 def _flatten(call: Call) -> Mapped:
-    x = call.value(0)
-    axis = call.get_int("axis", 1)
-    axis = axis + x.type.rank if axis < 0 else axis
-    return mv.reshape(x, (product(x.type.shape[:axis]), product(x.type.shape[axis:])))
+    return mv.flatten(call.value(0), call.get_int("axis", 1))
 
 
 def axes_of(call: Call, index: int, since: int) -> tuple[int, ...] | None:
@@ -188,19 +184,6 @@ def _is_negative(index: Dim) -> bool:
     return not current_facts().assume_less_equal(0, index, "sign of a slice bound")
 
 
-def slice_axis(x: Value, axis: int, start: Dim, size: Dim, step: int = 1) -> Value:
-    """Return `size` elements along one axis from `start` on."""
-    starts: list[Dim] = [0] * x.type.rank
-    sizes, steps = list(x.type.shape), [1] * x.type.rank
-    starts[axis], sizes[axis], steps[axis] = start, size, step
-    return mv.slice(x, tuple(starts), tuple(sizes), tuple(steps))
-
-
-def flip(x: Value, axis: int) -> Value:
-    """Return x reversed along an axis."""
-    return slice_axis(x, axis, x.type.shape[axis] - 1, x.type.shape[axis], -1)
-
-
 @onnx_op("Split", "axis split", outputs=1 << 20)
 @onnx_op("Split", "axis", since=13, outputs=1 << 20)
 @onnx_op("Split", "axis num_outputs", since=18, outputs=1 << 20)
@@ -276,23 +259,21 @@ def _tile(call: Call) -> Mapped:
 
 @onnx_op("DepthToSpace", "blocksize mode")
 def _depth_to_space(call: Call) -> Mapped:
-    x, block = call.value(0), call.get_int("blocksize")
-    n, c, h, w = x.type.shape
-    depth = floordiv(c, block * block)
-    if call.get_choice("mode", ("DCR", "CRD"), "DCR") == "DCR":
-        parts = mv.transpose(mv.reshape(x, (n, block, block, depth, h, w)), (0, 3, 4, 1, 5, 2))
-    else:
-        parts = mv.transpose(mv.reshape(x, (n, depth, block, block, h, w)), (0, 1, 4, 2, 5, 3))
-    return mv.reshape(parts, (n, depth, h * block, w * block))
+    mode = call.get_choice("mode", ("DCR", "CRD"), "DCR")
+    return mv.depth_to_space(call.value(0), call.get_int("blocksize"), mode)
 
 
-@onnx_op("SpaceToDepth", "blocksize", only={"mode": ("DCR",)})
+@onnx_op("SpaceToDepth", "blocksize mode")
 def _space_to_depth(call: Call) -> Mapped:
     x, block = call.value(0), call.get_int("blocksize")
+    if call.get_choice("mode", ("DCR", "CRD"), "DCR") == "DCR":
+        return mv.space_to_depth(x, block)
     n, c, h, w = x.type.shape
     rows, columns = floordiv(h, block), floordiv(w, block)
-    parts = mv.transpose(mv.reshape(x, (n, c, rows, block, columns, block)), (0, 3, 5, 1, 2, 4))
-    return mv.reshape(parts, (n, c * block * block, rows, columns))
+    parts = mv.reshape(x, (n, c, rows, block, columns, block))
+    return mv.reshape(
+        mv.transpose(parts, (0, 1, 3, 5, 2, 4)), (n, c * block * block, rows, columns)
+    )
 
 
 @onnx_op("Trilu", "upper")
@@ -324,7 +305,7 @@ def _reverse_sequence(call: Call) -> Mapped:
     x, lens = call.value(0), call.value(1)
     batch, time = call.get_int("batch_axis", 1), call.get_int("time_axis", 0)
     rank, steps = x.type.rank, x.type.shape[time]
-    line = emit_one(mv.Range(steps), constant(0, DType.I64), constant(1, DType.I64))
+    line = mv.arange(steps)
     position = mv.reshape(line, tuple(steps if a == time else 1 for a in range(rank)))
     length = mv.reshape(lens, tuple(x.type.shape[batch] if a == batch else 1 for a in range(rank)))
     mirrored = ew.sub(ew.sub(length, constant(1, DType.I64)), position)

@@ -9,13 +9,12 @@ from rlx.base.dims import Dim, floordiv, product
 from rlx.base.dtypes import DType
 from rlx.base.types import normalize_axis
 from rlx.frontends.onnx.ops.elementwise import scalar
-from rlx.frontends.onnx.ops.movement import pad, slice_axis
+from rlx.frontends.onnx.ops.movement import pad
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
 from rlx.ops import norm
-from rlx.ops.leaf import constant
-from rlx.ops.movement import Range, expand, reshape
+from rlx.ops.movement import arange, expand, reshape, slice_axis
 from rlx.ops.reduce import ArgReduce, reduce_mean, reduce_sum
 from rlx.ops.spec import emit_one
 
@@ -23,7 +22,7 @@ from rlx.ops.spec import emit_one
 def _hardmax(x: Value, axis: int) -> Value:
     """1 at the first maximum along the axis, else 0."""
     best = emit_one(ArgReduce("max", axis, True, False), x)
-    line = emit_one(Range(x.type.shape[axis]), constant(0, DType.I64), constant(1, DType.I64))
+    line = arange(x.type.shape[axis])
     index = reshape(line, tuple(d if i == axis else 1 for i, d in enumerate(x.type.shape)))
     return ew.cast(ew.equal(index, best), x.type.dtype)
 

@@ -78,7 +78,8 @@ def _mel_weights(call: Call) -> Mapped:
 
 def _mel_matrix(bins: int, length: int, rate: int, low: float, high: float) -> Array:
     """Return [length // 2 + 1, bins] triangles, even on the mel scale 2595 log10(1 + f / 700)."""
-    mels = np.linspace(_mel(low), _mel(high), bins + 2, endpoint=True)
+    # ONNX divides the range by the number of edges, so that the last edge stays below `high`.
+    mels = np.linspace(_mel(low), _mel(high), bins + 2, endpoint=False)
     edges = (700.0 * (10.0 ** (mels / 2595.0) - 1.0) * (length + 1)) // rate
     points = np.asarray(edges, np.int64)
     out = np.zeros((length // 2 + 1, bins), np.float64)
