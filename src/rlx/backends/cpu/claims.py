@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the CPU backend takes natively. Operators not listed are decomposed; those without either run on the host."""
+
+from __future__ import annotations
+
+from rlx.base.target import Claims
+
+__all__ = ["cpu_claims"]
+
+_OPS = frozenset(
+    "constant dim_tensor region with_epilogue matmul conv conv_transpose pool resize attention gather gather_elements "
+    "gather_nd scatter_elements scatter_nd concat pad range cumsum topk arg_reduce lstm gru rnn frame one_hot trilu tile "
+    "if scan loop reshape slice".split()
+)
+
+
+def cpu_claims() -> Claims:
+    """Return the claims."""
+    return Claims(
+        ops=_OPS,
+        epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}),
+        layouts=(("conv", "nhwc"), ("conv_transpose", "nhwc"), ("pool", "nhwc")),
+    )
