@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,13 +71,10 @@ def load(
         UsageError: an argument is wrong.
         DeviceError: there is no such device.
     """
-    from rlx.frontends.onnx import load_model, onnx_source  # noqa: PLC0415  (only models need the reader)
+    from rlx.api.onnx import onnx_source  # noqa: PLC0415  (only models need the reader)
 
     backend, target, options = _choose(device, threads, precision, host_ops)
-    parsed = load_model(model)
-    name = os.fspath(model) if isinstance(model, str | os.PathLike) else "the model"
-    source = onnx_source(parsed, str(name), _checked_dims(dims))
-    return Executable(source, backend, target, options)
+    return Executable(onnx_source(model, _checked_dims(dims)), backend, target, options)
 
 
 def compile(  # noqa: A001  (the verb users expect, as in re.compile)
@@ -98,16 +94,13 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     _check_names(bounds, names, ir.name)
 
     def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> IrGraph:
-        copied = clone_graph(ir, {n: _as_dim(v) for n, v in fixed.items()})
+        replaced: dict[str, Dim] = dict(fixed)
+        copied = clone_graph(ir, replaced)
         copied.facts.hints = dict(hints)
         return copied
 
     inputs = [(v.name, v.type.dtype, v.type.shape) for v in ir.inputs]
     return Executable(Source(ir.name, inputs, build, bounds), backend, target, options)
-
-
-def _as_dim(value: int) -> Dim:
-    return value
 
 
 def _choose(
