@@ -83,10 +83,18 @@ class Kernel(Function):
 
     def __init__(self, module: Module, form: str, nargs: int) -> None:
         if not _FORM.fullmatch(form):
-            raise BuildError(f"kernel form {form!r} must be lower case letters, digits and underscores")
+            raise BuildError(
+                f"kernel form {form!r} must be lower case letters, digits and underscores"
+            )
         self.placeholder = f"$kernel{len(module.kernels)}$"
         params = ", ".join(f"{kind.text} %{name}" for name, kind in _PARAMS)
-        super().__init__(module, self.placeholder, VOID, _PARAMS, f"define void @{self.placeholder}({params}) #0 {{")
+        super().__init__(
+            module,
+            self.placeholder,
+            VOID,
+            _PARAMS,
+            f"define void @{self.placeholder}({params}) #0 {{",
+        )
         self.form = form
         self.nargs = nargs
         self.ctx, self._args, self.begin, self.end, self.tid = self.args
@@ -104,7 +112,9 @@ class Kernel(Function):
 
     def _index(self, argument: int) -> Value:
         if not 0 <= argument < self.nargs:
-            raise BuildError(f"kernel {self.form} has {self.nargs} arguments, {argument} was asked for")
+            raise BuildError(
+                f"kernel {self.form} has {self.nargs} arguments, {argument} was asked for"
+            )
         if argument not in self._indices:
             with self.at_entry():
                 self._indices[argument] = self.load(I64, self._args, argument)

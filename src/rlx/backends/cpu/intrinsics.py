@@ -40,7 +40,11 @@ def _add(name: str, result: Type, args: tuple[Type, ...], requires: str, *immedi
 
 
 def _dot_products() -> None:
-    for bits, feature in ((512, "avx512vnni"), (256, "avx512vnni avx512vl"), (128, "avx512vnni avx512vl")):
+    for bits, feature in (
+        (512, "avx512vnni"),
+        (256, "avx512vnni avx512vl"),
+        (128, "avx512vnni avx512vl"),
+    ):
         acc, quads, pairs = vec(I32, bits // 32), vec(I8, bits // 8), vec(I16, bits // 16)
         for op in ("vpdpbusd", "vpdpbusds"):
             _add(f"x86.avx512.{op}.{bits}", acc, (acc, quads, quads), feature)
@@ -49,7 +53,10 @@ def _dot_products() -> None:
         bf16 = "avx512bf16" if bits == 512 else "avx512bf16 avx512vl"
         floats, halves = vec(F32, bits // 32), vec(BF16, bits // 16)
         _add(f"x86.avx512bf16.dpbf16ps.{bits}", floats, (floats, halves, halves), bf16)
-    for bits, prefix, feature in ((128, "ssse3.pmadd.ub.sw.128", "ssse3"), (256, "avx2.pmadd.ub.sw", "avx2")):
+    for bits, prefix, feature in (
+        (128, "ssse3.pmadd.ub.sw.128", "ssse3"),
+        (256, "avx2.pmadd.ub.sw", "avx2"),
+    ):
         bytes_ = vec(I8, bits // 8)
         _add(f"x86.{prefix}", vec(I16, bits // 16), (bytes_, bytes_), feature)
     _add("x86.avx512.pmaddubs.w.512", vec(I16, 32), (vec(I8, 64), vec(I8, 64)), "avx512bw")
@@ -59,14 +66,23 @@ def _dot_products() -> None:
     for lanes in (2, 4):
         words, quads = vec(I32, lanes), vec(I8, 4 * lanes)
         for op in ("sdot", "udot"):
-            _add(f"aarch64.neon.{op}.{words.mangled}.{quads.mangled}", words, (words, quads, quads), "dotprod")
+            _add(
+                f"aarch64.neon.{op}.{words.mangled}.{quads.mangled}",
+                words,
+                (words, quads, quads),
+                "dotprod",
+            )
 
 
 def _conversions() -> None:
     _add("x86.vcvtps2ph.128", vec(I16, 8), (vec(F32, 4), I32), "f16c", 1)
     _add("x86.vcvtps2ph.256", vec(I16, 8), (vec(F32, 8), I32), "f16c", 1)
     _add(
-        "x86.avx512.mask.vcvtps2ph.512", vec(I16, 16), (vec(F32, 16), I32, vec(I16, 16), I16), "avx512f", 1
+        "x86.avx512.mask.vcvtps2ph.512",
+        vec(I16, 16),
+        (vec(F32, 16), I32, vec(I16, 16), I16),
+        "avx512f",
+        1,
     )
     _add("x86.avx512bf16.cvtneps2bf16.512", vec(BF16, 16), (vec(F32, 16),), "avx512bf16")
     _add("x86.avx512bf16.cvtneps2bf16.256", vec(BF16, 8), (vec(F32, 8),), "avx512bf16 avx512vl")
@@ -75,7 +91,9 @@ def _conversions() -> None:
 def _floats() -> None:
     floats, doubles = vec(F32, 16), vec(F64, 8)
     _add("x86.avx512.mask.scalef.ps.512", floats, (floats, floats, floats, I16, I32), "avx512f", 4)
-    _add("x86.avx512.mask.scalef.pd.512", doubles, (doubles, doubles, doubles, I8, I32), "avx512f", 4)
+    _add(
+        "x86.avx512.mask.scalef.pd.512", doubles, (doubles, doubles, doubles, I8, I32), "avx512f", 4
+    )
     _add("x86.avx512.mask.getmant.ps.512", floats, (floats, I32, floats, I16, I32), "avx512f", 1, 4)
     _add("x86.avx512.mask.getexp.ps.512", floats, (floats, floats, I16, I32), "avx512f", 3)
     _add("x86.avx512.permvar.sf.512", floats, (floats, vec(I32, 16)), "avx512f")

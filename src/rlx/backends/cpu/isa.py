@@ -18,18 +18,60 @@ from rlx.base.errors import DeviceError, UsageError
 __all__ = ["Isa", "generic_isa", "host_isa"]
 
 _V3 = frozenset(
-    "64bit avx avx2 bmi bmi2 cmov cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf sse sse2 sse3 sse4.1 sse4.2 "
-    "ssse3 xsave crc32".split()
+    {
+        "64bit",
+        "avx",
+        "avx2",
+        "bmi",
+        "bmi2",
+        "cmov",
+        "cx16",
+        "cx8",
+        "f16c",
+        "fma",
+        "fxsr",
+        "lzcnt",
+        "mmx",
+        "movbe",
+        "popcnt",
+        "sahf",
+        "sse",
+        "sse2",
+        "sse3",
+        "sse4.1",
+        "sse4.2",
+        "ssse3",
+        "xsave",
+        "crc32",
+    }  # fmt: skip
 )
 """x86-64-v3 in LLVM's spelling: the least an x86 host must have."""
-_V4 = _V3 | frozenset("avx512f avx512bw avx512cd avx512dq avx512vl".split())
+_V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
 _KEEP_V4 = frozenset(
-    "avx512bf16 avx512bitalg avx512fp16 avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512vpopcntdq "
-    "amx-tile amx-bf16 amx-int8 avxvnni gfni vaes vpclmulqdq pclmul".split()
+    {
+        "avx512bf16",
+        "avx512bitalg",
+        "avx512fp16",
+        "avx512ifma",
+        "avx512vbmi",
+        "avx512vbmi2",
+        "avx512vnni",
+        "avx512vpopcntdq",
+        "amx-tile",
+        "amx-bf16",
+        "amx-int8",
+        "avxvnni",
+        "gfni",
+        "vaes",
+        "vpclmulqdq",
+        "pclmul",
+    }  # fmt: skip
 )
 """Extensions beyond v4 that some kernel may use; others are dropped so that cached objects serve more machines."""
 _NEON = frozenset(("neon",))
-_KEEP_NEON = frozenset("neon fp-armv8 dotprod i8mm bf16 fullfp16 lse aes crc".split())
+_KEEP_NEON = frozenset(
+    ["neon", "fp-armv8", "dotprod", "i8mm", "bf16", "fullfp16", "lse", "aes", "crc"]
+)
 _FALLBACK_CACHES = {1: 32 << 10, 2: 512 << 10, 3: 8 << 20}
 _LEVELS = {"v3": 3, "v4": 4}
 
@@ -124,7 +166,9 @@ class Isa:
             UsageError: the level is unknown, or higher than this processor's.
         """
         if level not in _LEVELS:
-            raise UsageError(f"unknown instruction set level {level!r}; known are {', '.join(_LEVELS)}")
+            raise UsageError(
+                f"unknown instruction set level {level!r}; known are {', '.join(_LEVELS)}"
+            )
         if not self.is_x86 or _LEVELS[level] > _LEVELS[self.name]:
             raise UsageError(f"this processor is {self.name}, it cannot run level {level}")
         allowed = _V3 if level == "v3" else _V4 | _KEEP_V4
@@ -159,7 +203,9 @@ def _x86(triple: str, features: frozenset[str], caches: dict[int, int]) -> Isa:
             f"this processor lacks {', '.join(missing)}; the CPU backend needs x86-64-v3 (AVX2, FMA, F16C; "
             f"processors since 2013). Use the reference backend instead."
         )
-    level, kept = ("v4", _V4 | _KEEP_V4) if features >= _V4 - {"64bit"} else ("v3", _V3 | {"avxvnni"})
+    level, kept = (
+        ("v4", _V4 | _KEEP_V4) if features >= _V4 - {"64bit"} else ("v3", _V3 | {"avxvnni"})
+    )
     return Isa(level, triple, features & kept, caches[1], caches[2], caches[3])
 
 
@@ -175,7 +221,9 @@ def _detected() -> Isa:
     if arch in ("aarch64", "arm64"):
         caches = _caches()
         return Isa("neon", triple, (features & _KEEP_NEON) | _NEON, caches[1], caches[2], caches[3])
-    raise DeviceError(f"the CPU backend knows x86-64 and AArch64, this process is {triple}; use the reference backend")
+    raise DeviceError(
+        f"the CPU backend knows x86-64 and AArch64, this process is {triple}; use the reference backend"
+    )
 
 
 def host_isa() -> Isa:

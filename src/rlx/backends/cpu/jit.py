@@ -38,10 +38,7 @@ __all__ = [
     "undefined_symbols",
 ]
 
-LIBM = (
-    "acos acosh asin asinh atan atan2 atanh cbrt cos cosh erf erfc exp2 expm1 fmod lgamma log10 log1p log2 pow sin "
-    "sinh tan tgamma"
-).split()
+LIBM = ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cos", "cosh", "erf", "erfc", "exp2", "expm1", "fmod", "lgamma", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tgamma"]
 """Double precision functions of the C library that f64 operators call."""
 _LIBC = ["memcpy", "memmove", "memset", "clock_gettime", "sched_yield", "syscall"]
 ALLOWED = frozenset(_LIBC + LIBM)
@@ -118,7 +115,9 @@ def _parsed(text: str, isa: Isa, target: _Target) -> llvm.ModuleRef:
         module.data_layout = target.layout
         module.verify()
     except RuntimeError as error:
-        raise BuildError(f"LLVM rejects the emitted code: {_with_source(str(error), text)}") from error
+        raise BuildError(
+            f"LLVM rejects the emitted code: {_with_source(str(error), text)}"
+        ) from error
     return module
 
 
@@ -276,7 +275,9 @@ class Library:
         if self._closed:
             raise UsageError("this library is closed; its code is no longer in memory")
         if symbol not in self._addresses:
-            raise UsageError(f"symbol {symbol!r} was not exported; exported are {', '.join(self._addresses)}")
+            raise UsageError(
+                f"symbol {symbol!r} was not exported; exported are {', '.join(self._addresses)}"
+            )
         return self._addresses[symbol]
 
     @property

@@ -143,7 +143,9 @@ def scalar_type(dtype: DType) -> Type:
     if dtype in _SCALAR:
         return _SCALAR[dtype]
     if dtype.is_complex:
-        raise BuildError(f"{dtype} has no single register type; split it into real and imaginary parts")
+        raise BuildError(
+            f"{dtype} has no single register type; split it into real and imaginary parts"
+        )
     return _BY_SIZE[dtype.itemsize]
 
 
@@ -169,7 +171,9 @@ def _bits_of(number: float, elem: str) -> str:
         return f"0x{struct.unpack('<Q', struct.pack('<d', rounded))[0]:016X}"
     if elem == "half":
         return f"0xH{struct.unpack('<H', struct.pack('<e', _round_to('<e', number)))[0]:04X}"
-    raise BuildError(f"no literal of type {elem}; make it in f32 and convert, or give its bits as an integer")
+    raise BuildError(
+        f"no literal of type {elem}; make it in f32 and convert, or give its bits as an integer"
+    )
 
 
 def _round_to(code: str, number: float) -> float:

@@ -2,8 +2,8 @@
 """Conversions between dtypes over builder values, by the numeric contract.
 
 In registers a narrow float is an f32 that holds a value of its format, a bool is an i1, a 4-bit integer is an i8;
-in memory f16 and bf16 are i16, fp8, bool and 4-bit integers (in the low nibble)
-are i8. `widen` and `narrow` cross that border, `cast`
+in memory f16 and bf16 are i16; fp8, bool and 4-bit integers (low nibble) are i8.
+`widen` and `narrow` cross that border, `cast`
 converts between register forms. Every conversion rounds once, to nearest even; NaN stays a quiet NaN.
 
 The hardware's bf16 instruction is not used: it flushes denormals.
@@ -95,7 +95,9 @@ def round_to(f: Function, value: Value, dtype: DType, *, saturate: bool = True) 
     return widen(f, narrow(f, value, dtype, saturate=saturate), dtype)
 
 
-def cast(f: Function, value: Value, source: DType, target: DType, *, saturate: bool = True) -> Value:
+def cast(
+    f: Function, value: Value, source: DType, target: DType, *, saturate: bool = True
+) -> Value:
     """Convert between the register forms of two dtypes.
 
     Integers wrap, floats truncate toward zero and saturate into integers (NaN gives 0), anything but 0 is true.
@@ -206,7 +208,9 @@ def _to_fp8(f: Function, value: Value, fmt: _Fp8, *, saturate: bool) -> Value:
     magnitude = bits & 0x7FFFFFFF
     drop = 23 - fmt.mantissa
     odd = magnitude.lshr(drop) & 1
-    normal = (magnitude + odd + ((1 << (drop - 1)) - 1)).lshr(drop) - ((127 - fmt.bias) << fmt.mantissa)
+    normal = (magnitude + odd + ((1 << (drop - 1)) - 1)).lshr(drop) - (
+        (127 - fmt.bias) << fmt.mantissa
+    )
     # Adding a power whose last bit has the weight of the format's denormals rounds at that bit.
     anchor = 2.0 ** (1 - fmt.bias - fmt.mantissa + 23)
     anchor_bits = (127 + 1 - fmt.bias - fmt.mantissa + 23) << 23

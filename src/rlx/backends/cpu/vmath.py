@@ -212,7 +212,7 @@ def expm1(f: Function, x: Value) -> Value:
     """e^x - 1, accurate near 0."""
     fmt = _format(x)
     # Below, the result rounds to -1; above, to inf.
-    n, shifted, r = _reduce(f, _clamp(f, x, -2.0 * fmt.mantissa + 6.0, fmt.exp_high))
+    _, shifted, r = _reduce(f, _clamp(f, x, -2.0 * fmt.mantissa + 6.0, fmt.exp_high))
     fraction = f.fma(polynomial(f, r, fmt.exp_tail) * r, r, r)
     # Half of 2^n, since 2^n itself overflows for the largest arguments.
     half = f.bitcast((shifted - (fmt.magic_bits - fmt.bias + 1)).shl(fmt.mantissa), x.type.scalar)
@@ -493,7 +493,11 @@ def power(f: Function, x: Value, y: Value) -> Value:
     """x^y with the special cases of C99; f32 in f64 lanes, f64 by the C library."""
     if x.type.scalar is F64:
         return libm(f, "pow", x, y)
-    return apply_f64(f, lambda a, b: _power_wide(f, a, b), x, y)
+
+    def wide(a: Value, b: Value) -> Value:
+        return _power_wide(f, a, b)
+
+    return apply_f64(f, wide, x, y)
 
 
 def _power_wide(f: Function, x: Value, y: Value) -> Value:
