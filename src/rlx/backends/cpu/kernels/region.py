@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowering of `Region`: operands become walks over the iteration space, the kernel forms do the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlx.backends.cpu.emit import is_emittable
+from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.elementwise import launch_elementwise
+from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense_access, mapped_access
+from rlx.backends.cpu.lowering import lowering
+from rlx.base.facts import Facts
+from rlx.base.types import Shape, TensorType
+from rlx.expr.body import Body
+from rlx.ir.graph import Node, Value
+from rlx.kernel.schedule import LoweringContext
+from rlx.ops.region import Region
+
+__all__ = ["lower_region"]
+
+
+@lowering(Region)
+def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+    """Emit a region as one kernel; False when its values have no register form (complex arithmetic)."""
+    op = node.op
+    assert isinstance(op, Region)
+    if not (is_emittable(op.body) or _only_moves(op.body)):
+        return False
+    facts = ctx.program.facts
+    shape = tuple(facts.canon(d) for d in op.shape)
+    operands = [v for v in node.operands if v is not None]
+    reads = [_read(ctx, op, index, value) for index, value in enumerate(operands)]
+    if op.row_axes:
+        return False
+    writes = [dense_access(ctx.slot(r), r.type.dtype, shape) for r in node.results]
+    launch_elementwise(ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes))
+    return None
+
+
+def _only_moves(body: Body) -> bool:
+    return not body.instrs and all(d.itemsize <= 8 for d in body.inputs)
+
+
+def _canonical(facts: Facts, kind: TensorType) -> TensorType:
+    return kind.with_shape([facts.canon(d) for d in kind.shape])
+
+
+def _read(ctx: LoweringContext, op: Region, index: int, value: Value) -> Access:
+    facts = ctx.program.facts
+    slot, kind, index_map = ctx.slot(value), _canonical(facts, value.type), op.map_of(index)
+    if index_map is not None:
+        return mapped_access(slot, kind, index_map)
+    return broadcast_access(slot, kind, len(op.shape), facts)
+
+
+def root_slot(ctx: LoweringContext, slot: int) -> int:
+    """Return the slot whose bytes a slot names (a view's root, through views of views)."""
+    root = ctx.program.slots[slot].root
+    return slot if root is None else root_slot(ctx, root)
+
+
+def _same_walk(shape: Shape, a: Access, b: Access) -> bool:
+    moving = [i for i, extent in enumerate(shape) if extent != 1]
+    return a.offset == b.offset and all(a.strides[i] == b.strides[i] for i in moving)
+
+
+def inplace_pairs(
+    ctx: LoweringContext, shape: Shape, reads: Sequence[Access], writes: Sequence[Access]
+) -> list[tuple[int, int]]:
+    """Return the (operand, result) slots that may share bytes: each point reads what it overwrites, and only that."""
+    pairs: dict[tuple[int, int], None] = {}
+    for write in writes:
+        for read in reads:
+            if read.dtype.itemsize != write.dtype.itemsize or not _same_walk(shape, read, write):
+                continue
+            root = root_slot(ctx, read.slot)
+            others = [r for r in reads if root_slot(ctx, r.slot) == root]
+            if all(r.slot == read.slot and _same_walk(shape, r, read) for r in others):
+                pairs[read.slot, write.slot] = None
+    return list(pairs)
