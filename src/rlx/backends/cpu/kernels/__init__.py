@@ -3,3 +3,11 @@
 
 Importing this package registers every lowering.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+for _file in sorted(Path(__file__).parent.glob("[a-z]*.py")):
+    import_module(f"{__name__}.{_file.stem}")
