@@ -55,11 +55,12 @@ class FoldingBuilder(Builder):
         Raises:
             TypeRuleError: the operator does not accept the operands.
         """
+        present = [v.type if v is not None else None for v in operands]
         with self.facts.active():
-            types = infer_types(
-                op, [v.type if v is not None else None for v in operands], self.location
-            )
-            if not regions:
+            if regions:
+                types: Sequence[TensorType] = op.infer(*present, regions=regions)
+            else:
+                types = infer_types(op, present, self.location)
                 folded = self._folded(op, operands, types)
                 if folded is not None:
                     return folded

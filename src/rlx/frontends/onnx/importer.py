@@ -293,6 +293,8 @@ class Importer:
         self.graph.block.results = results
         self.graph.output_names = [info.name for info in self.model.graph.outputs]
         drop_unused(self.graph.block, self.graph.facts)
+        guards = {(g.left, g.relation, g.right): g for g in reversed(self.graph.facts.guards)}
+        self.graph.facts.guards[:] = reversed(guards.values())  # each once, with its first reason
 
     def nodes(self, nodes: Iterable[Node], scope: Scope) -> None:
         """Import nodes in order."""

@@ -58,7 +58,7 @@ def _attention(call: Call) -> Mapped:
 
 
 def _causal(call: Call, queries: Dim, keys: Dim) -> str:
-    """Return the operator's own causal mask, "none" where there is none or it has to be written out."""
+    """Return the operator's own causal mask; "none" also where it has to be written out."""
     if not call.get_flag("is_causal") or call.maybe(6) is not None:
         return "none"
     if call.maybe(4) is None:

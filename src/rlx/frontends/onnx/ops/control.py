@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlx.base.dims import Dim, DimExpr, equal
+from rlx.base.dims import Dim, DimExpr, dim_max, equal
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
 from rlx.base.types import TensorType, normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, ObjectArray, onnx_op
-from rlx.ir.graph import Node, Value
+from rlx.ir.graph import Block, Node, Value
 from rlx.ops.control import If, Loop, Scan
 from rlx.ops.movement import flip, reshape, transpose
 from rlx.ops.spec import current_builder
@@ -134,8 +134,27 @@ def _loop(call: Call) -> Mapped:
     first = [TensorType(DType.I64, ()), TensorType(DType.BOOL, ()), *(v.type for v in carried)]
     frame = call.control.region(call.get_graph("body"), first)
     _check_carried(call, [v.type for v in frame.builder.block.results[1:]], carried)
+    block = frame.builder.block
+    op = Loop(len(carried), _iterations(call, trip, condition, block))
+    if op.trip is None and len(block.results) > len(carried) + 1:
+        raise call.refuse("it stacks results, but the number of iterations depends on data")
     operands = (trip, condition, *carried, *_captures(frame))
-    return current_builder().emit(Loop(len(carried)), *operands, regions=(frame.builder.block,))
+    return current_builder().emit(op, *operands, regions=(block,))
+
+
+def _iterations(
+    call: Call, trip: Value | None, condition: Value | None, block: Block
+) -> Dim | None:
+    """Return the number of iterations if no run can end the loop earlier."""
+    again = block.results[0]
+    goes_on = _is_true(call.known(again)) or again is block.parameters[1]
+    starts = condition is None or _is_true(call.known(condition))
+    limit = _single(call.known(trip)) if trip is not None else None
+    return dim_max(0, limit) if goes_on and starts and limit is not None else None
+
+
+def _is_true(array: ObjectArray | None) -> bool:
+    return array is not None and array.size == 1 and array.reshape(-1)[0] is True
 
 
 def _check_carried(call: Call, results: Sequence[TensorType], carried: Sequence[Value]) -> None:

@@ -7,9 +7,7 @@ from rlx.base.dtypes import DType
 from rlx.base.types import normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ops import elementwise as ew
-from rlx.ops import movement as mv
-from rlx.ops.indexing import Gather, GatherElements, GatherND, ScatterElements, ScatterND
-from rlx.ops.leaf import constant, dim_tensor
+from rlx.ops.indexing import Gather, GatherElements, GatherND, ScatterElements, ScatterND, one_hot
 from rlx.ops.spec import emit_one
 
 _REDUCTIONS = ("none", "add", "mul", "max", "min")
@@ -51,21 +49,8 @@ def _scatter_nd(call: Call) -> Mapped:
 
 @onnx_op("OneHot", "axis")
 def _one_hot(call: Call) -> Mapped:
-    """`values[1]` where the class is the index, else `values[0]`.
-
-    An index outside [-depth, depth) is no class.
-    """
-    indices, values = call.value(0), call.value(2)
     depth = call.dims(1, "the depth")[0]
-    rank = indices.type.rank + 1
-    axis = normalize_axis(call.get_int("axis", -1), rank)
-    off, on = (mv.reshape(mv.slice(values, (i,), (1,), (1,)), ()) for i in (0, 1))
-    whole = indices if indices.type.dtype is DType.I64 else ew.cast(indices, DType.I64)
-    shape = indices.type.shape
-    spread = mv.reshape(whole, (*shape[:axis], 1, *shape[axis:]))
-    line = mv.arange(depth)
-    classes = mv.reshape(line, (depth, *([1] * (rank - 1 - axis))))
-    positive = ew.where(
-        ew.less(spread, constant(0, DType.I64)), ew.add(spread, dim_tensor((depth,), ())), spread
-    )
-    return ew.where(ew.equal(classes, positive), on, off)
+    indices = call.value(0)
+    if indices.type.dtype.is_float:  # ONNX allows whole floats
+        indices = ew.cast(indices, DType.I64)
+    return one_hot(indices, call.value(2), depth, call.get_int("axis", -1))

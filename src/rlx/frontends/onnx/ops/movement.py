@@ -5,7 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, floordiv, less_equal, product
+from rlx.base.dims import (
+    Dim,
+    UndecidedError,
+    ceildiv,
+    dim_max,
+    dim_min,
+    floordiv,
+    less_equal,
+    product,
+)
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
 from rlx.base.types import normalize_axes, normalize_axis
@@ -18,6 +27,9 @@ from rlx.ops.leaf import constant
 
 __all__ = ["axes_of", "pad"]
 
+_AS_GOOD_AS_ALL = 1 << 24
+"""Exporters write numbers such as 10^9 for "to the end". From here on one guard makes it so; below,
+the minimum of the number and the extent is carried."""
 _PAD_MODES = ("constant", "reflect", "edge", "wrap")
 
 
@@ -174,7 +186,17 @@ def _bounds(start: Dim, end: Dim, step: int, extent: Dim) -> tuple[Dim, Dim]:
 def _clamped(index: Dim, extent: Dim, low: Dim, high: Dim) -> Dim:
     if _is_negative(index):
         return dim_min(dim_max(index + extent, low), high)
+    if isinstance(index, int) and index >= _AS_GOOD_AS_ALL and _is_within(extent, index):
+        return high
     return dim_min(dim_max(index, low), high)
+
+
+def _is_within(extent: Dim, limit: int) -> bool:
+    """Return whether an extent is at most a limit; where neither symbols nor hints tell, False."""
+    try:
+        return current_facts().assume_less_equal(extent, limit, "end of a slice")
+    except UndecidedError:
+        return False
 
 
 def _is_negative(index: Dim) -> bool:
