@@ -17,15 +17,18 @@ __all__ = ["Builder", "Rewriter", "infer_types"]
 
 
 def infer_types(
-    op: Op, types: Sequence[TensorType | None], location: Location = UNKNOWN
+    op: Op,
+    types: Sequence[TensorType | None],
+    location: Location = UNKNOWN,
+    regions: tuple[Block, ...] = (),
 ) -> tuple[TensorType, ...]:
-    """Return the result types of an operator for operand types.
+    """Return the result types of an operator for operand types (and its regions, if it owns some).
 
     Raises:
         TypeRuleError: not accepted; the message names the operator, the operand types and the location.
     """
     try:
-        found = op.infer(*types)
+        found = op.infer(*types, regions=regions) if regions else op.infer(*types)
     except TypeRuleError as error:
         shown = ", ".join(str(t) if t is not None else "none" for t in types)
         where = f" at node {location}" if location != UNKNOWN else ""
@@ -55,7 +58,8 @@ class Builder:
             TypeRuleError: the operator does not accept the operands.
         """
         with self.facts.active():
-            types = infer_types(op, [v.type if v is not None else None for v in operands], self.location)
+            given = [v.type if v is not None else None for v in operands]
+            types = infer_types(op, given, self.location, regions)
         return self.emit_typed(op, operands, types, regions).results
 
     def emit_one(self, op: Op, *operands: Value | None) -> Value:

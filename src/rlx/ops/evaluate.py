@@ -68,7 +68,9 @@ def evaluate(
     return dict(zip(graph.output_names, results, strict=True))
 
 
-def run_op(op: Op, arrays: Sequence[Array | None], regions: Sequence[Block] = (), *, exact: bool = False) -> tuple[Array, ...]:
+def run_op(
+    op: Op, arrays: Sequence[Array | None], regions: Sequence[Block] = (), *, exact: bool = False
+) -> tuple[Array, ...]:
     """Return the results of one operator on arrays.
 
     Raises:
@@ -76,8 +78,7 @@ def run_op(op: Op, arrays: Sequence[Array | None], regions: Sequence[Block] = ()
         ExecutionError: the data broke a rule of the operator.
     """
     types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
-    found = infer_types(op, types) if not regions else op.infer(*types, regions=tuple(regions))
-    results = found if isinstance(found, tuple) else (found,)
+    results = infer_types(op, types, regions=tuple(regions))
     return _Runner({}, exact, None).apply(op, arrays, tuple(regions), results, op.name)
 
 
@@ -186,7 +187,7 @@ class _Runner:
         try:
             if regions:
                 runner: Any = getattr(op, "reference_regions")  # noqa: B009  (only operators with regions have it)
-                found: Any = runner(self._run_region(regions), *arrays)
+                found: Any = runner(_Regions(self, regions), *arrays)
             else:
                 found = op.reference(*(None if a is None else self._widen(a) for a in arrays))
         except ExecutionError as error:
@@ -201,13 +202,20 @@ class _Runner:
             return numeric.cast(array, DType.F64)
         return numeric.widen(array)
 
-    def _run_region(self, regions: tuple[Block, ...]) -> Callable[..., tuple[Array, ...]]:
-        def run(index: int, *arguments: Array) -> tuple[Array, ...]:
-            block = regions[index]
-            values = dict(zip(block.parameters, arguments, strict=True))
-            return tuple(self.block(block, values))
 
-        return run
+class _Regions:
+    """Runs the regions of one node; what `ops.control` calls `RunRegion`."""
+
+    def __init__(self, runner: _Runner, blocks: tuple[Block, ...]) -> None:
+        self._runner = runner
+        self._blocks = blocks
+
+    def __call__(self, index: int, *arguments: Array) -> tuple[Array, ...]:
+        block = self._blocks[index]
+        return tuple(self._runner.block(block, dict(zip(block.parameters, arguments, strict=True))))
+
+    def results(self, index: int) -> int:
+        return len(self._blocks[index].results)
 
 
 def _rounded(result: Array | list[Array], type_: TensorType, where: str) -> Array:
