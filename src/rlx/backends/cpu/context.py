@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One program ready to run: the context block of the native ABI, its tables, the run loop."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.backends.cpu.abi import CTX, Failure
+from rlx.backends.cpu.dispatch import Native, Status, native, shared_pool
+from rlx.backends.cpu.pool import Pool, aligned_bytes
+from rlx.backends.cpu.thunks import DimProgram, Thunks
+from rlx.base.errors import BuildError, UsageError
+
+__all__ = ["BUDGET_NANOSECONDS", "DONE", "Context", "Outcome", "literal_cells"]
+
+BUDGET_NANOSECONDS = 50_000_000
+"""After so long a run comes back for a moment, so that Python can handle signals."""
+
+_NO_ERROR = np.iinfo(np.int64).max
+_WORDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run came back.
+
+    Attributes:
+        status: DONE, HOST (there was no callback for it), ERROR or GROW.
+        pc: the thunk, for everything but DONE.
+        flat_index: for ERROR, the first element that failed; in DIMS thunks, the record of the dim
+            program.
+        kind: for ERROR, a value of `Failure` (255: the thunk is malformed).
+    """
+
+    status: Status
+    pc: int = 0
+    flat_index: int = 0
+    kind: int = 0
+
+    @property
+    def failure(self) -> Failure | None:
+        """The kind of failure, None when there was none that kernels report."""
+        return Failure(self.kind) if self.kind in Failure.__members__.values() else None
+
+
+DONE = Outcome(Status.DONE)
+"""The outcome of every run that ends well."""
+
+
+def literal_cells(values: Sequence[np.generic[Any]]) -> npt.NDArray[np.uint64]:
+    """Return the literal table: each scalar in its own dtype, in the low bytes of an 8-byte cell.
+
+    Raises:
+        BuildError: a scalar has more than 8 bytes.
+    """
+    cells = np.zeros((len(values), 8), np.uint8)
+    for index, value in enumerate(values):
+        data = value.tobytes()
+        if len(data) > 8:
+            raise BuildError(
+                f"literal {index} is {value.dtype}, which does not fit a cell of 8 bytes"
+            )
+        cells[index, : len(data)] = np.frombuffer(data, np.uint8)
+    return cells.view(np.uint64).reshape(-1)
+
+
+class Context:
+    """The native context of one program; not safe to run from two threads at once.
+
+    Args:
+        thunks: the program.
+        slots: number of operand buffers.
+        dims: initial values of the dims table; copied.
+        literals: cells of the literal table.
+        dim_program: what DIMS thunks evaluate.
+        threads: most participants of a kernel, the caller included.
+        scratch: bytes of working memory per participant.
+        budget: nanoseconds after which a run returns to Python for a moment; 0 means never.
+        code: the runtime to use, of the host by default.
+        pool: another pool than the process's, for tests.
+
+    Attributes:
+        slots: [slots] i64, addresses; write them with `set_slot`, or directly and keep the memory
+            alive.
+        dims: [extents] i64; written before a run, and by the dispatcher.
+        address: of the context block.
+
+    Raises:
+        BuildError: the thunks use slots, extents or dim records beyond the tables.
+    """
+
+    def __init__(  # noqa: PLR0913  (the tables of the ABI, by keyword)
+        self,
+        thunks: Thunks,
+        *,
+        slots: int,
+        dims: Sequence[int] | npt.NDArray[np.int64],
+        literals: npt.NDArray[np.uint64] | None = None,
+        dim_program: DimProgram | None = None,
+        threads: int = 1,
+        scratch: int = 0,
+        budget: int = BUDGET_NANOSECONDS,
+        code: Native | None = None,
+        pool: Pool | None = None,
+    ) -> None:
+        self.thunks = thunks
+        self.slots = np.zeros(max(slots, 1), np.int64)
+        self.dims = np.array(dims, np.int64)
+        self._literals = np.zeros(1, np.uint64) if literals is None else literals
+        self._program = DimProgram() if dim_program is None else dim_program
+        self._records = self._program.build()
+        self._check()
+        self._code = native() if code is None else code
+        self._enter = self._code.run
+        self._kept: dict[int, Any] = {}
+        self._chosen_pool = pool
+        self._pool: Pool | None = None
+        self._words = aligned_bytes(8 * _WORDS).view(np.int64)
+        self.address = int(self._words.ctypes.data)
+        self._argument = ctypes.c_void_p(self.address)
+        self._scratch_stride = -(-scratch // 128) * 128
+        self._point()
+        self._words[CTX.ERROR] = _NO_ERROR
+        self._words[CTX.BUDGET] = budget
+        self.threads = threads
+
+    @property
+    def threads(self) -> int:
+        """Most participants of a kernel, the caller included; assigning it resizes the scratch.
+
+        Raises:
+            UsageError: less than 1 is assigned.
+        """
+        return int(self._words[CTX.THREADS])
+
+    @threads.setter
+    def threads(self, threads: int) -> None:
+        if threads < 1:
+            raise UsageError(f"threads must be at least 1 (the caller), not {threads}")
+        self._scratch = aligned_bytes(threads * self._scratch_stride, 128)
+        if threads > 1:
+            self._pool = self._chosen_pool or shared_pool()
+        else:
+            self._pool = None
+        self._words[CTX.SCRATCH] = self._scratch.ctypes.data
+        self._words[CTX.SCRATCH_STRIDE] = self._scratch_stride
+        self._words[CTX.POOL] = 0 if self._pool is None else self._pool.address
+        self._words[CTX.THREADS] = threads
+
+    def set_slot(self, index: int, array: npt.NDArray[Any]) -> None:
+        """Point a slot at an array and keep the array alive until the slot is set again."""
+        self._kept[index] = array
+        self.slots[index] = array.__array_interface__["data"][0]
+
+    def run(self, host: Callable[[int], None] | None = None, pc: int = 0) -> Outcome:
+        """Run the program from a thunk until it ends, fails, or needs what this method cannot give.
+
+        Args:
+            host: executes the HOST (or hooked) thunk at a pc. Without it, such a thunk ends the run
+                with status HOST.
+            pc: where to begin.
+
+        Raises:
+            KeyboardInterrupt: (or what a signal handler raises) within 0.1 s and one thunk of the
+                signal; the buffers are undefined then. What `host` raises passes through likewise.
+        """
+        pool = self._pool
+        if pool is not None and not pool.running:
+            pool.start()
+        status = self._enter(self._argument, pc)
+        while status:
+            kind, pc = status & 255, status >> 8
+            if kind == Status.HOST and host is not None:
+                host(pc)
+                pc += 1
+            elif kind != Status.YIELD:
+                return self._outcome(kind, pc)
+            status = self._enter(self._argument, pc)  # signal handlers have run on the way here
+        return DONE
+
+    def _outcome(self, kind: int, pc: int) -> Outcome:
+        if kind != Status.ERROR:
+            return Outcome(Status(kind), pc)
+        word = int(self._words[CTX.ERROR])
+        self._words[CTX.ERROR] = _NO_ERROR
+        return Outcome(Status.ERROR, pc, word >> 8, word & 255)
+
+    def _point(self) -> None:
+        words = self._words
+        words[CTX.SLOTS] = self.slots.ctypes.data
+        words[CTX.DIMS] = self.dims.ctypes.data
+        words[CTX.LITERALS] = self._literals.ctypes.data
+        words[CTX.THUNKS] = self.thunks.records.ctypes.data
+        words[CTX.DIM_PROGRAM] = self._records.ctypes.data
+
+    def _check(self) -> None:
+        extents = max(self.thunks.extents, self._program.extents)
+        for what, need, have in (
+            ("slots", self.thunks.slots, len(self.slots)),
+            ("extents", extents, len(self.dims)),
+            ("dim program records", self.thunks.dim_records, len(self._program)),
+        ):
+            if need > have:
+                raise BuildError(f"the thunks use {need} {what}, the tables hold {have}")
