@@ -146,8 +146,8 @@ def _scale(f: Function, p: Value, n: Value, shifted: Value) -> Value:
     fmt = _format(p)
     bits = p.type.lanes * p.type.bits
     if f.isa.has_avx512 and bits == 512:
-        lane, mask = ("ps", -1) if fmt is _F32 else ("pd", -1)
-        return f.intrinsic(f"x86.avx512.mask.scalef.{lane}.512", p, n, p, mask, 4)
+        lane = "ps" if fmt is _F32 else "pd"
+        return f.intrinsic(f"x86.avx512.mask.scalef.{lane}.512", p, n, p, -1, 4)
     total = shifted - (fmt.magic_bits - 2 * fmt.bias)
     low = total.lshr(1)
     factors = [f.bitcast(part.shl(fmt.mantissa), p.type.scalar) for part in (low, total - low)]
@@ -172,6 +172,10 @@ def _reduce(f: Function, x: Value) -> tuple[Value, Value, Value]:
 def _exp_of(f: Function, r: Value) -> Value:
     tail = _format(r).exp_tail
     return polynomial(f, r, (1.0, 1.0, *tail))
+
+
+def _expm1_of(f: Function, r: Value) -> Value:
+    return f.fma(polynomial(f, r, _format(r).exp_tail) * r, r, r)
 
 
 def _clamp(f: Function, x: Value, low: float | None, high: float | None) -> Value:
@@ -213,10 +217,9 @@ def expm1(f: Function, x: Value) -> Value:
     fmt = _format(x)
     # Below, the result rounds to -1; above, to inf.
     _, shifted, r = _reduce(f, _clamp(f, x, -2.0 * fmt.mantissa + 6.0, fmt.exp_high))
-    fraction = f.fma(polynomial(f, r, fmt.exp_tail) * r, r, r)
     # Half of 2^n, since 2^n itself overflows for the largest arguments.
     half = f.bitcast((shifted - (fmt.magic_bits - fmt.bias + 1)).shl(fmt.mantissa), x.type.scalar)
-    result = f.fma(half, fraction, half - 0.5) * 2.0
+    result = f.fma(half, _expm1_of(f, r), half - 0.5) * 2.0
     return f.select(f.abs(x) < 2.0 ** -(fmt.mantissa + 2), x, result)
 
 
@@ -228,24 +231,20 @@ def sigmoid(f: Function, x: Value) -> Value:
 
 # Hyperbolic functions
 
-_TANH_P = (1.0, 0.1337959, 0.0034938848, 2.0581096e-05, 1.3315932e-08)
-_TANH_Q = (1.0, 0.46712905, 0.0258705, 0.00032828512, 7.7606984e-07)
-_TANH_LIMIT = 9.01
-"""tanh(x) / x = P(x^2) / Q(x^2) on |x| <= 9.02; beyond, tanh rounds to 1."""
 _SINH_TAIL = (0.16666667, 0.0083333505, 0.00019836056, 2.8175004e-06)
 """(sinh(x) / x - 1) / x^2 in x^2 on |x| <= 1."""
 
 
 def tanh(f: Function, x: Value) -> Value:
-    """Hyperbolic tangent: one rational function (f32), expm1 (f64)."""
-    if x.type.scalar is F64:
-        a = _clamp(f, f.abs(x), None, 20.0)
-        t = expm1(f, a + a)
-        return f.copysign(t / (t + 2.0), x)
-    c = _clamp(f, x, -_TANH_LIMIT, _TANH_LIMIT)
-    z = c * c
-    q = c * polynomial(f, z, _TANH_P) / polynomial(f, z, _TANH_Q)
-    return _clamp(f, q, -1.0, 1.0)
+    """Hyperbolic tangent, t / (t + 2) with t = e^2|x| - 1: one branch for all of the range."""
+    limit = 10.0 if x.type.scalar is F32 else 20.0  # tanh rounds to 1 before
+    doubled = _clamp(f, f.abs(x), None, limit) * 2.0
+    _, shifted, r = _reduce(f, doubled)
+    fmt = _format(x)
+    field = shifted - (fmt.magic_bits - fmt.bias)
+    power = f.bitcast(field.shl(fmt.mantissa), x.type.scalar)
+    t = f.fma(power, _expm1_of(f, r), power - 1.0)
+    return f.copysign(t / (t + 2.0), x)
 
 
 def sinh(f: Function, x: Value) -> Value:
@@ -411,10 +410,13 @@ def _power_of_two(f: Function, n: Value) -> Value:
 
 # Error function
 
-_ERF32_P = (1.1283791, 0.1907695, 0.05278837, 0.003778995, 0.00028479507, 2.0420807e-06)
-_ERF32_Q = (1.0, 0.5023978, 0.11425158, 0.014996198, 0.0011650649, 3.8004513e-05)
-_ERF32_LIMIT = 3.925
-"""erf(x) / x = P(x^2) / Q(x^2) on |x| <= 3.93; beyond, erf rounds to 1."""
+_ERF32_BORDER = 0.86
+_ERF32_SMALL = (0.12837917, -0.37612563, 0.11282618, -0.026798284, 0.0050436864, -0.00062705233)
+"""erf(x) / x - 1 in x^2 on |x| <= 0.86."""
+_ERF32_TAIL = (
+    -1.1286033, -0.63533974, -0.10591704, 0.023479683, -0.003505828, 0.0002884704, -7.732075e-06
+)  # fmt: skip
+"""log(1 - erf(x)) / x on [0.84, 4]; beyond, erf rounds to 1."""
 _ERF64_SMALL = (
     0.12837916709551256,
     -0.3761263890318352,
@@ -451,17 +453,26 @@ _ERFCX_Q = (
 
 
 def erf(f: Function, x: Value) -> Value:
-    """Error function: one rational function (f32), two ranges (f64)."""
+    """Error function, in two ranges.
+
+    A rational function for all of the range would be shorter, but its rounding errors reach 6 ULP near 1.
+    """
     if x.type.scalar is F32:
-        c = _clamp(f, x, -_ERF32_LIMIT, _ERF32_LIMIT)
-        z = c * c
-        q = c * polynomial(f, z, _ERF32_P) / polynomial(f, z, _ERF32_Q)
-        return _clamp(f, q, -1.0, 1.0)
+        return _erf32(f, x)
     a = _clamp(f, f.abs(x), None, 6.0)
     z = a * a
     small = f.fma(polynomial(f, z, _ERF64_SMALL), x, x)
     tail = _exp_nonpositive(f, -z) * polynomial(f, a, _ERFCX_P) / polynomial(f, a, _ERFCX_Q)
     return f.select(a < 1.0, small, f.copysign(1.0 - tail, x))
+
+
+def _erf32(f: Function, x: Value) -> Value:
+    a = _clamp(f, f.abs(x), None, 4.0)
+    _, shifted, r = _reduce(f, polynomial(f, a, _ERF32_TAIL) * a)
+    # The power is at least 2^-25: adding it to the exponent field multiplies. A NaN takes the other range.
+    tail = f.bitcast(f.bitcast(_exp_of(f, r), int_type(32)) + shifted.shl(_F32.mantissa), F32)
+    small = f.fma(polynomial(f, x * x, _ERF32_SMALL), x, x)
+    return f.select(a > _ERF32_BORDER, f.copysign(1.0 - tail, x), small)
 
 
 # Powers and roots
