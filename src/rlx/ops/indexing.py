@@ -197,7 +197,7 @@ class GatherND(Op):
         shape = (*indices.shape[:-1], *x.shape[self.batch_dims + indices.shape[-1] :])
         index = _tuple_index(x, indices, self.batch_dims)
         # Without an index at all, every position reads the whole tensor.
-        return np.ascontiguousarray(np.broadcast_to(x[index] if index else x, shape))
+        return np.asarray(np.broadcast_to(x[index] if index else x, shape), order="C")
 
     def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
         return True

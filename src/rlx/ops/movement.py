@@ -156,7 +156,7 @@ class Transpose(Op):
         return x.with_shape(tuple(x.shape[p] for p in self.perm))
 
     def reference(self, x: Array) -> Array:  # noqa: D102
-        return np.ascontiguousarray(x.transpose(self.perm)) if self.perm else x
+        return np.asarray(x.transpose(self.perm), order="C")
 
     def region(self, x: TensorType) -> Region:
         """Return the move as an index map."""
@@ -194,7 +194,7 @@ class Expand(Op):
         return x.with_shape(self.shape)
 
     def reference(self, x: Array) -> Array:  # noqa: D102
-        return np.ascontiguousarray(np.broadcast_to(x, _extents(self.shape))).reshape(_extents(self.shape))
+        return np.asarray(np.broadcast_to(x, _extents(self.shape)), order="C")
 
     def region(self, x: TensorType) -> Region:
         """Return the broadcast as a region that writes what it reads."""
@@ -261,7 +261,7 @@ class Slice(Op):
             first, count = int(start), int(size)
             end = first + step * count
             index.append(np.s_[first : end if end >= 0 else None : step] if count else np.s_[0:0])
-        return np.ascontiguousarray(x[tuple(index)]).reshape(_extents(self.sizes))
+        return np.asarray(x[tuple(index)], order="C")
 
     def region(self, x: TensorType) -> Region:
         """Return the move as an index map."""

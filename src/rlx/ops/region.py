@@ -105,7 +105,7 @@ class Region(Op):
         results = evaluate_body(self.body, views or [np.empty(shape)], self.row_axes) if views else ()
         row = (*shape[:first], *([1] * self.row_axes))
         return tuple(
-            np.ascontiguousarray(np.broadcast_to(value, row if self.row_axes and uniform[r] else shape))
+            np.asarray(np.broadcast_to(value, row if self.row_axes and uniform[r] else shape), order="C")
             for value, r in zip(results, self.body.results, strict=True)
         )
 
@@ -160,7 +160,7 @@ class WithEpilogue(Op):
         base = np.asarray(base).astype(self.body.inputs[0].numpy)
         extra = [a for a in arrays[self.anchor_operands :] if a is not None]
         results = evaluate_body(self.body, [base, *extra])
-        return tuple(np.ascontiguousarray(np.broadcast_to(r, base.shape)) for r in results)
+        return tuple(np.asarray(np.broadcast_to(r, base.shape), order="C") for r in results)
 
     def may_fail(self, *types: TensorType | None) -> bool:  # noqa: D102
         return _divides(self.body) or self.anchor.may_fail(*types[: self.anchor_operands])
