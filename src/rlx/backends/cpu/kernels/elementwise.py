@@ -21,6 +21,7 @@ from rlx.backends.cpu.builder import Module, Value
 from rlx.backends.cpu.emit import BodyEmitter, may_fail, memory_type, store_storage
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.nest import Arguments, Rows, Stream, Walk, argument_count, rows_args, stream_args
+from rlx.backends.cpu.kernels.rowplan import instr_cost
 from rlx.backends.cpu.kernels.space import Access, Step, collapse
 from rlx.backends.cpu.lltypes import scalar_type, vec
 from rlx.base.dims import Dim, ceildiv, dim_max, floordiv, product
@@ -30,16 +31,10 @@ from rlx.expr.body import Body
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 
-__all__ = ["HEAVY", "MEDIUM", "body_lanes", "chunk_elements", "cost", "elementwise", "launch_elementwise", "moves"]
+__all__ = ["body_lanes", "chunk_elements", "cost", "elementwise", "launch_elementwise", "moves", "unroll"]
 
-HEAVY = frozenset(
-    "exp expm1 log log1p tanh erf sigmoid sin cos tan asin acos atan atan2 sinh cosh asinh acosh atanh pow fmod mod".split()
-)
-"""Scalar operators that take tens of instructions."""
-MEDIUM = frozenset({"div", "sqrt", "rsqrt"})
-"""Scalar operators of which a machine starts one every few cycles."""
 _CHUNK_BYTES = 256 << 10
-_UNROLL_COST = ((8, 4), (40, 2))
+_UNROLL_COST = ((10, 4), (40, 2))
 """(cost of a body up to, vectors per iteration); costlier bodies are not unrolled."""
 
 
@@ -50,7 +45,7 @@ def moves(dtype: DType) -> Body:
 
 def cost(body: Body) -> int:
     """Return roughly how many instructions a body takes per vector."""
-    return sum(20 if i.op in HEAVY else 4 if i.op in MEDIUM else 1 for i in body.instrs if i.op != "const")
+    return sum(instr_cost(i.op) for i in body.instrs)
 
 
 def body_lanes(isa: Isa, body: Body) -> int:
@@ -70,8 +65,9 @@ def _register_bytes(dtype: DType) -> int:
     return max(scalar_type(dtype).bits // 8, 1)
 
 
-def _unroll(body: Body) -> int:
-    return next((n for limit, n in _UNROLL_COST if cost(body) <= limit), 1)
+def unroll(cost: int) -> int:
+    """Return how many vectors one iteration of a loop should do whose body has this cost."""
+    return next((n for limit, n in _UNROLL_COST if cost <= limit), 1)
 
 
 def chunk_elements(body: Body, walks: Sequence[Walk]) -> int:
@@ -154,12 +150,12 @@ class _Map:
         """Do the points lo..hi of the innermost axis."""
         k, lanes = self.k, self.lanes
         start = self._row_constants(pointers, flat)
-        unroll = _unroll(self.body)
-        step = unroll * lanes
+        vectors = unroll(cost(self.body))
+        step = vectors * lanes
         with k.if_(lo < hi):
             middle = hi - ((hi - lo) & (step - 1))
             with k.loop(lo, middle, step) as main:
-                for u in range(unroll):
+                for u in range(vectors):
                     self._vector(start, pointers, main.index + u * lanes, None, flat)
             with k.loop(middle, hi, lanes) as rest:
                 mask = self._mask(hi - rest.index)

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rlx.backends.cpu.emit import is_emittable
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise
-from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense_access, mapped_access
+from rlx.backends.cpu.kernels.rows import launch_rows
+from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense, dense_access, mapped_access
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
@@ -32,10 +33,28 @@ def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     operands = [v for v in node.operands if v is not None]
     reads = [_read(ctx, op, index, value) for index, value in enumerate(operands)]
     if op.row_axes:
-        return False
+        return _lower_rows(node, op, ctx, isa, shape, reads)
     writes = [dense_access(ctx.slot(r), r.type.dtype, shape) for r in node.results]
     launch_elementwise(ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes))
     return None
+
+
+def _lower_rows(
+    node: Node, op: Region, ctx: LoweringContext, isa: Isa, shape: Shape, reads: list[Access]
+) -> None:
+    types = tuple(v.type for v in node.operands if v is not None)
+    uniform = op.body.uniform(op.uniform_inputs(types))
+    full = [not uniform[r] for r in op.body.results]
+    lead = shape[: len(shape) - op.row_axes]
+    fixed = (0,) * op.row_axes
+    writes = [
+        dense_access(ctx.slot(r), r.type.dtype, shape)
+        if is_full
+        else Access(ctx.slot(r), r.type.dtype, (*dense(lead), *fixed))
+        for r, is_full in zip(node.results, full, strict=True)
+    ]
+    pairs = inplace_pairs(ctx, shape, reads, [w for w, is_full in zip(writes, full, strict=True) if is_full])
+    launch_rows(ctx, isa, op.body, shape, op.row_axes, reads, writes, full, pairs)
 
 
 def _only_moves(body: Body) -> bool:
