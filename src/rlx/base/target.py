@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a device is and what its backend takes, as data. Passes see these records and never a backend."""
+"""What a device is and what its backend takes, as data: all that passes see of it."""
 
 from __future__ import annotations
 
@@ -63,9 +63,12 @@ class Claims:
     Attributes:
         ops: names of operators that it compiles; empty means all of them.
         epilogue_anchors: operators whose kernels take an elementwise epilogue.
-        kernels: operators that have a kernel of their own, better than the region they could be expressed as.
-        layouts: (operator, axis order such as ``nhwc``) for operators that want another one than the default.
-        weights: (operator, operand index, layout): how that operand wants to be stored if it is a weight.
+        kernels: operators that have a kernel of their own, better than the region they could be
+            expressed as.
+        layouts: (operator, axis order such as ``nhwc``) for operators that want another one than
+            the default.
+        weights: (operator, operand index, layout): how that operand wants to be stored if it is a
+            weight.
     """
 
     ops: frozenset[str] = frozenset()
@@ -87,5 +90,7 @@ class Claims:
         return next((order for name, order in self.layouts if name == op_name), "")
 
     def weight_layout(self, op_name: str, operand: int) -> Layout | None:
-        """Return how a weight in this operand position should be stored, None for plain row-major."""
-        return next((w for name, index, w in self.weights if name == op_name and index == operand), None)
+        """Return how a weight in this operand position is to be stored, None for row-major."""
+        return next(
+            (w for name, index, w in self.weights if name == op_name and index == operand), None
+        )

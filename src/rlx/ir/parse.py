@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads the text form of a graph (`.rir`); `rlx.ir.text` describes and prints it.
 
-Operators and attribute classes are found by name, so the modules that declare them have to be imported.
+Operators and attribute classes are found by name, so the modules that declare them have to be
+imported.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ def parse_graph(text: str) -> Graph:
     Result types may be left out; they are then inferred.
 
     Raises:
-        ParseError: the text is not well formed, or names an operator, attribute or value that does not exist; the
-            message gives line and column.
+        ParseError: the text is not well formed, or names an operator, attribute or value that does
+            not exist; the message gives line and column.
         TypeRuleError: an inferred operator does not accept its operands.
     """
     return _Parser(text).graph()
 
 
-# -- tokens ------------------------------------------------------------------------------------------------------------
+# -- tokens ---------------------------------------------------------------------------------------
 
 _DTYPES = {d.value: d for d in DType}
 _TOKEN = re.compile(
@@ -87,7 +88,7 @@ def _where(text: str, offset: int) -> str:
     return f"line {line}, column {offset - text.rfind(chr(10), 0, offset)}"
 
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
+# -- arrays ---------------------------------------------------------------------------------------
 
 _DENSE = re.compile(r"dense<(\w+)\[([\d,]*)\]:\s*(.*)>", re.DOTALL)
 
@@ -112,7 +113,7 @@ def parse_array(text: str) -> Array | None:
     return flat.reshape(shape)
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
+# -- graphs ---------------------------------------------------------------------------------------
 
 
 class _Parser:
@@ -166,7 +167,7 @@ class _Parser:
             self.fail(f"expected an integer, found {token.text}", token)
 
     def separated(self, closing: str) -> Iterator[None]:
-        """Yield once per item of a comma-separated list up to the closing mark (a trailing comma is fine)."""
+        """Yield per item of a comma-separated list up to the closing mark (one may end it)."""
         while not self.accept(closing):
             yield
             if not self.accept(","):
@@ -237,14 +238,17 @@ class _Parser:
             case "word":
                 return self.word()
             case _:
-                pass
+                return self.composite()
+
+    def composite(self) -> Any:
+        """Parse a tuple or an operator as an attribute."""
         if self.accept("("):
             return tuple(self.attribute() for _ in self.separated(")"))
-        if self.accept("@"):
-            name = self.take("word")
-            self.expect("{")
-            return self.op(name, self.fields())
-        self.fail(f"expected an attribute, found {token.text!r}")
+        if not self.accept("@"):
+            self.fail(f"expected an attribute, found {self.token.text!r}")
+        name = self.take("word")
+        self.expect("{")
+        return self.op(name, self.fields())
 
     def word(self) -> Any:
         token = self.take("word")
@@ -254,7 +258,10 @@ class _Parser:
             return _DTYPES[token.text]
         form = registered_forms().get(token.text)
         if form is None:
-            self.fail(f"unknown attribute {token.text!r}.{did_you_mean(token.text, registered_forms())}", token)
+            self.fail(
+                f"unknown attribute {token.text!r}.{did_you_mean(token.text, registered_forms())}",
+                token,
+            )
         if form.parse is None:
             self.expect("{")
             return self.build(form.cls, self.fields(), token)
@@ -263,7 +270,9 @@ class _Parser:
             self.fail("the data was left out of this text, so it cannot be parsed", token)
         return self.build(form.parse, {}, token, payload)
 
-    def build(self, make: Callable[..., Any], fields: dict[str, Any], token: _Token, *args: Any) -> Any:
+    def build(
+        self, make: Callable[..., Any], fields: dict[str, Any], token: _Token, *args: Any
+    ) -> Any:
         try:
             return make(*args, **fields)
         except (TypeError, ValueError, RlxError) as error:
@@ -272,7 +281,9 @@ class _Parser:
     def op(self, name: _Token, fields: dict[str, Any]) -> Op:
         cls = lookup_op(name.text)
         if cls is None:
-            self.fail(f"unknown operator {name.text!r}.{did_you_mean(name.text, registered_ops())}", name)
+            self.fail(
+                f"unknown operator {name.text!r}.{did_you_mean(name.text, registered_ops())}", name
+            )
         return self.build(cls, fields, name)
 
     # the graph
@@ -318,12 +329,18 @@ class _Parser:
             self.result.facts.hints[name] = self.integer()
 
     def definition(self, scope: dict[str, Value]) -> tuple[_Token, str, str | None]:
-        """Parse how a value is introduced; return its token, its name and a param's key if that differs."""
+        """Parse how a value is introduced; return token, name, and a param's key if it differs."""
         token = self.take("value")
         if token.text in scope:
             self.fail(f"{token.text} is defined twice in this block", token)
         ident = token.text[1:]
-        name = "" if ident.isdigit() else cast("str", json.loads(ident)) if ident.startswith('"') else ident
+        name = (
+            ""
+            if ident.isdigit()
+            else cast("str", json.loads(ident))
+            if ident.startswith('"')
+            else ident
+        )
         key = self.string() if self.accept("key") else None
         return token, self.string() if self.accept("as") else name, key
 
@@ -352,7 +369,10 @@ class _Parser:
         self.expect("=")
         init = self.array()
         if init is None:
-            self.fail("the initial value of a state was left out of this text, so it cannot be parsed", token)
+            self.fail(
+                "the initial value of a state was left out of this text, so it cannot be parsed",
+                token,
+            )
         value = Value(type_, None, len(self.result.states), value_name, self.result.block)
         scope[token.text] = value
         self.result.states.append(State(name, value, init, value))
@@ -375,7 +395,9 @@ class _Parser:
         left = self.dim()
         relation = self.string()
         right = self.dim()
-        self.result.facts.guards.append(Guard(left, relation, right, self.string() if self.accept("because") else ""))
+        self.result.facts.guards.append(
+            Guard(left, relation, right, self.string() if self.accept("because") else "")
+        )
 
     def return_line(self, scope: dict[str, Value]) -> None:
         outputs: dict[str, Value] = {}
@@ -392,7 +414,10 @@ class _Parser:
     def lookup(self, token: _Token, scope: dict[str, Value]) -> Value:
         value = scope.get(token.text)
         if value is None:
-            self.fail(f"{token.text} is not defined in this block{did_you_mean(token.text, scope) or ''}", token)
+            self.fail(
+                f"{token.text} is not defined in this block{did_you_mean(token.text, scope) or ''}",
+                token,
+            )
         return value
 
     # nodes
@@ -413,7 +438,9 @@ class _Parser:
             else:
                 node = builder.emit_typed(op, operands, types, regions)
         if len(node.results) != len(results):
-            self.fail(f"{name.text} has {len(node.results)} results, {len(results)} are named", name)
+            self.fail(
+                f"{name.text} has {len(node.results)} results, {len(results)} are named", name
+            )
         for (token, given, _), value in zip(results, node.results, strict=True):
             value.name = given
             scope[token.text] = value
@@ -465,7 +492,13 @@ class _Parser:
         return tuple(out)
 
 
-_WORDS: dict[str, Any] = {"none": None, "true": True, "false": False, "inf": float("inf"), "nan": float("nan")}
+_WORDS: dict[str, Any] = {
+    "none": None,
+    "true": True,
+    "false": False,
+    "inf": float("inf"),
+    "nan": float("nan"),
+}
 
 
 def _split_top(text: str) -> list[str]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The rule driver: local rewrites applied from a worklist until nothing changes.
 
-A rule looks at one node. It answers None (not its pattern), `Reject` (its pattern, but a condition does not hold: the
-reason goes to the report), or the values that take the place of the node's results. Rules emit nodes through the
-`Builder` they are given, and only once they know that they apply.
+A rule looks at one node. It answers None (not its pattern), `Reject` (its pattern, but a condition
+does not hold: the reason goes to the report), or the values that take the place of the node's
+results. Rules emit nodes through the `Builder` they are given, and only once they know that they
+apply.
 """
 
 from __future__ import annotations
@@ -57,10 +58,11 @@ def rule(*ops: str) -> Callable[[Callable[[Node, Builder], Match]], Rule]:
 
 
 class GraphRewriter(Rewriter):
-    """A `Rewriter` of a whole graph: it also keeps block results and states right, and answers what is live.
+    """A `Rewriter` of a whole graph: keeps block results and states right, and knows what is live.
 
     Args:
-        graph: all of its blocks may be changed through this object, and only through it while it is used.
+        graph: all of its blocks may be changed through this object, and only through it while it is
+            used.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -181,9 +183,13 @@ class _Driver:
             if match is None:
                 continue
             if isinstance(match, Reject):
-                self.note(f"{candidate.name}: {node.op.name} at {node.location} stays: {match.reason}")
+                self.note(
+                    f"{candidate.name}: {node.op.name} at {node.location} stays: {match.reason}"
+                )
                 continue
-            self.substitute(node, candidate, builder, [match] if isinstance(match, Value) else match)
+            self.substitute(
+                node, candidate, builder, [match] if isinstance(match, Value) else match
+            )
             return
 
     def substitute(
@@ -194,15 +200,15 @@ class _Driver:
         if self.applied > self.limit:
             names = ", ".join(n for n, _ in Counter(self.recent).most_common())
             raise PassError(
-                f"rules do not reach a fixed point after {self.limit} applications; the cycling rules are: {names} "
-                f"(last at {node.op.name} {node.location})"
+                f"rules do not reach a fixed point after {self.limit} applications; the cycling "
+                f"rules are: {names} (last at {node.op.name} {node.location})"
             )
         users = [u for r in node.results for u in r.users]
         for old, new in zip(node.results, values, strict=True):
             if old.type != new.type:
                 raise PassError(
-                    f"rule {by.name} replaced {node.op.name} at {node.location} of type {old.type} by a value of "
-                    f"type {new.type}; a rewrite must keep types"
+                    f"rule {by.name} replaced {node.op.name} at {node.location} of type {old.type} "
+                    f"by a value of type {new.type}; a rewrite must keep types"
                 )
             if not new.name and new.producer is not None:
                 new.name = old.name
@@ -243,7 +249,9 @@ def apply_rules(
         if not entry.ops:
             anywhere.append(entry)
     nodes = list(graph.block.walk())
-    driver = _Driver(GraphRewriter(graph), by_op, anywhere, note, limit_per_node * len(nodes) + 1000)
+    driver = _Driver(
+        GraphRewriter(graph), by_op, anywhere, note, limit_per_node * len(nodes) + 1000
+    )
     for node in nodes:
         driver.push(node)
     with graph.facts.active():

@@ -12,10 +12,10 @@
       return %1 as "y"
     }
 
-A value is called by its name where that is unique, else by a number. Attributes that have their default are left out.
-Extents that are not plain integers stand in angle brackets. A node's regions follow it in braces. Numbers print so
-that they parse back to the same bits; arrays print as numbers where those determine the bits, else in hexadecimal.
-`rlx.ir.parse` reads it.
+A value is called by its name where that is unique, else by a number. Attributes that have their
+default are left out. Extents that are not plain integers stand in angle brackets. A node's regions
+follow it in braces. Numbers print so that they parse back to the same bits; arrays print as numbers
+where those determine the bits, else in hexadecimal. `rlx.ir.parse` reads it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ from rlx.base.types import TensorType
 from rlx.ir.graph import Block, Graph, Node, Param, Value
 from rlx.ir.op import Op
 
-__all__ = ["AttributeForm", "attribute_form", "content_hash", "format_array", "print_graph", "registered_forms"]
+__all__ = [
+    "AttributeForm",
+    "attribute_form",
+    "content_hash",
+    "format_array",
+    "print_graph",
+    "registered_forms",
+]
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,8 @@ class AttributeForm:
     Attributes:
         cls: the class.
         tag: the word in front.
-        show: attribute -> text, or an array (printed as dense data); None prints the fields of a dataclass.
+        show: attribute -> text, or an array (printed as dense data); None prints the fields of a
+            dataclass.
         parse: the way back.
     """
 
@@ -87,8 +95,8 @@ def print_graph(graph: Graph, *, locations: bool = True, elide_above: int | None
     Args:
         graph: what to print.
         locations: print where nodes came from.
-        elide_above: leave out the data of arrays with more elements than this; such a text parses only where the
-            data belongs to a param. None prints everything.
+        elide_above: leave out the data of arrays with more elements than this; such a text parses
+            only where the data belongs to a param. None prints everything.
 
     Raises:
         UsageError: an attribute is of a class that no text form was declared for.
@@ -99,7 +107,8 @@ def print_graph(graph: Graph, *, locations: bool = True, elide_above: int | None
 def content_hash(graph: Graph) -> str:
     """Return the sha256 (hexadecimal) of what a graph computes.
 
-    Constants count by value and params by name and type; names of other values, locations, bounds and hints do not.
+    Constants count by value and params by name and type; names of other values, locations, bounds
+    and hints do not.
     """
     printer = _Printer(graph, locations=False, elide_above=None, canonical=True)
     digest = hashlib.sha256()
@@ -109,11 +118,11 @@ def content_hash(graph: Graph) -> str:
     return digest.hexdigest()
 
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
+# -- arrays ---------------------------------------------------------------------------------------
 
 
 def format_array(array: Array, elide_above: int | None = None) -> str:
-    """Return ``dense<dtype[shape]: ...>``: numbers if they determine the bits, else ``0x`` and little-endian bytes."""
+    """Return ``dense<dtype[shape]: ...>``: numbers if they determine the bits, else hexadecimal."""
     dtype = DType.of(array.dtype)
     head = f"{dtype}[{','.join(map(str, array.shape))}]"
     if elide_above is not None and array.size > elide_above:
@@ -124,7 +133,11 @@ def format_array(array: Array, elide_above: int | None = None) -> str:
         numbers = [_number(v, dtype) for v in array.reshape(-1)]
         if array_from_numbers(numbers, dtype).tobytes() == np.ascontiguousarray(array).tobytes():
             return f"dense<{head}: {', '.join(numbers)}>"
-    little = np.ascontiguousarray(array).view(np.uint8) if array.ndim else array.reshape(1).view(np.uint8)
+    little = (
+        np.ascontiguousarray(array).view(np.uint8)
+        if array.ndim
+        else array.reshape(1).view(np.uint8)
+    )
     return f"dense<{head}: 0x{little.tobytes().hex()}>"
 
 
@@ -140,18 +153,23 @@ def array_from_numbers(numbers: Iterable[str], dtype: DType) -> Array:
     if dtype.is_float:
         wide = np.array([float(n) for n in numbers], np.float64)
         with np.errstate(all="ignore"):
-            # A shortest f32 decimal is read as f64 and rounded once more; only decimals that survive it are printed.
+            # A shortest f32 decimal is read as f64 and rounded once more; only decimals that
+            # survive it are printed.
             return (wide if dtype is DType.F64 else wide.astype(np.float32)).astype(dtype.numpy)
-    return np.array([int(n) for n in numbers], np.uint64 if dtype is DType.U64 else np.int64).astype(dtype.numpy)
+    return np.array(
+        [int(n) for n in numbers], np.uint64 if dtype is DType.U64 else np.int64
+    ).astype(dtype.numpy)
 
 
 def _number(value: Any, dtype: DType) -> str:
     if dtype is DType.BOOL:
         return "true" if value else "false"
-    return repr(float(str(value))) if dtype.is_float else str(int(value))  # str is the shortest of the element's dtype
+    return (
+        repr(float(str(value))) if dtype.is_float else str(int(value))
+    )  # str is the shortest of the element's dtype
 
 
-# -- attributes --------------------------------------------------------------------------------------------------------
+# -- attributes -----------------------------------------------------------------------------------
 
 
 class AttributePrinter:
@@ -199,36 +217,42 @@ class AttributePrinter:
             UsageError: its class has no text form.
         """
         if isinstance(value, np.generic):
-            value = value.item()
-        simple = self._simple(value)
-        if simple is not None:
-            return simple
+            value = cast("Any", value).item()
+        return self._simple(value) or self._compound(value)
+
+    def _compound(self, value: Any) -> str:
         if isinstance(value, tuple):
             items = cast("tuple[Any, ...]", value)
             return f"({', '.join(map(self.attribute, items))}{',' if len(items) == 1 else ''})"
-        form = _BY_CLASS.get(type(value))
+        form = _BY_CLASS.get(cast("type[Any]", type(value)))
         if form is not None:
             return self._formed(form, value)
         if isinstance(value, Op):
             return f"@{value.name}{{{', '.join(self._fields(value))}}}"
         raise UsageError(
-            f"attribute {value!r} of class {type(value).__name__} has no text form; declare one with attribute_form"
+            f"attribute {value!r} of class {type(value).__name__} has no text form; declare "
+            "one with attribute_form"
         )
 
     def _simple(self, value: Any) -> str | None:
-        if value is None:
-            return "none"
-        if isinstance(value, bool):
-            return "true" if value else "false"
-        if isinstance(value, int | float):
-            return repr(value)
-        if isinstance(value, str):
-            return json.dumps(value)
-        if isinstance(value, DimExpr):
-            return f"<{self.dim(value)}>"
-        if isinstance(value, DType):
-            return value.value
-        return self.type(value) if isinstance(value, TensorType) else None
+        match value:
+            case None:
+                text = "none"
+            case bool():
+                text = "true" if value else "false"
+            case int() | float():
+                text = repr(value)
+            case str():
+                text = json.dumps(value)
+            case DimExpr():
+                text = f"<{self.dim(value)}>"
+            case DType():
+                text = value.value
+            case TensorType():
+                text = self.type(value)
+            case _:
+                text = None
+        return text
 
     def _formed(self, form: AttributeForm, value: Any) -> str:
         if form.show is None:
@@ -249,10 +273,12 @@ class AttributePrinter:
 
 def is_default(value: Any, default: Any) -> bool:
     """Return whether an attribute is its default to the bit (0.0 is not -0.0, 1 is not True)."""
-    return value is default or (type(value) is type(default) and value == default and repr(value) == repr(default))
+    return value is default or (
+        type(value) is type(default) and value == default and repr(value) == repr(default)
+    )
 
 
-# -- graphs ------------------------------------------------------------------------------------------------------------
+# -- graphs ---------------------------------------------------------------------------------------
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 
@@ -269,7 +295,12 @@ class _Printer:
         self.names = Counter[str]() if canonical else Counter(v.name for v in _all_values(graph))
 
     def lines(self) -> Iterator[str]:
-        body = [*self._leaves(), *self._block(self.graph.block, "  "), *self._outputs(), *self._facts()]
+        body = [
+            *self._leaves(),
+            *self._block(self.graph.block, "  "),
+            *self._outputs(),
+            *self._facts(),
+        ]
         name = "" if self.canonical else f" {json.dumps(self.graph.name)}"
         yield f"graph{name} {{"
         yield from self._symbols()
@@ -278,7 +309,11 @@ class _Printer:
 
     def _symbols(self) -> Iterator[str]:
         facts = self.graph.facts
-        names = self.attributes.symbols if self.canonical else {**self.attributes.symbols, **_unused_symbols(facts)}
+        names = (
+            self.attributes.symbols
+            if self.canonical
+            else {**self.attributes.symbols, **_unused_symbols(facts)}
+        )
         for name in sorted(names):
             lower = self.attributes.symbols.get(name, 1)
             line = f"  symbol {name} >= {lower}"
@@ -292,16 +327,17 @@ class _Printer:
         for name, extent in facts.equalities.items():
             yield f"  equal {name} = <{dim(extent)}>"
         for guard in facts.guards:
-            because = f" because {json.dumps(guard.reason)}" if guard.reason and not self.canonical else ""
+            told = guard.reason and not self.canonical
+            because = f" because {json.dumps(guard.reason)}" if told else ""
             yield f'  guard <{dim(guard.left)}> "{guard.relation}" <{dim(guard.right)}>{because}'
 
     def _leaves(self) -> Iterator[str]:
         for value in self.graph.inputs:
             yield f"  input {self._define(value)}: {self.attributes.type(value.type)}"
         for name, param in self.graph.params.items():
-            yield f"  param {self._define(param.value, name)}: {self.attributes.type(param.value.type)}" + (
-                "" if self.canonical else self._data(param)
-            )
+            head = f"  param {self._define(param.value, name)}"
+            data = "" if self.canonical else self._data(param)
+            yield f"{head}: {self.attributes.type(param.value.type)}{data}"
         for state in self.graph.states:
             init = format_array(state.init, self.attributes.elide_above)
             yield (
@@ -310,8 +346,12 @@ class _Printer:
             )
 
     def _data(self, param: Param) -> str:
-        text = "" if param.data is None else f" = {format_array(param.data, self.attributes.elide_above)}"
-        return text + (f" identity {self.attributes.attribute(param.identity)}" if param.identity else "")
+        text = ""
+        if param.data is not None:
+            text += f" = {format_array(param.data, self.attributes.elide_above)}"
+        if param.identity:
+            text += f" identity {self.attributes.attribute(param.identity)}"
+        return text
 
     def _outputs(self) -> Iterator[str]:
         for state in self.graph.states:
@@ -331,7 +371,8 @@ class _Printer:
         operands = ", ".join("none" if o is None else self.ids[o] for o in node.operands)
         results = ", ".join(self._define(r) for r in node.results)
         types = ", ".join(self.attributes.type(r.type) for r in node.results)
-        line = f"{indent}{results} = {node.op.name}({operands}){self.attributes.op_fields(node.op)} : {types}"
+        fields = self.attributes.op_fields(node.op)
+        line = f"{indent}{results} = {node.op.name}({operands}){fields} : {types}"
         if self.locations and node.location != UNKNOWN:
             line += f" @ {json.dumps(node.location.name)}"
             line += f" {json.dumps(node.location.source)}" if node.location.source else ""
@@ -340,7 +381,9 @@ class _Printer:
             return
         yield line + " {"
         for region in node.regions:
-            parameters = ", ".join(f"{self._define(p)}: {self.attributes.type(p.type)}" for p in region.parameters)
+            parameters = ", ".join(
+                f"{self._define(p)}: {self.attributes.type(p.type)}" for p in region.parameters
+            )
             yield f"{indent}  region({parameters}) {{"
             yield from self._block(region, indent + "    ")
             yield f"{indent}  }}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
 from rlx.base.errors import PassError, RlxError
 from rlx.base.facts import Facts
@@ -17,9 +18,9 @@ __all__ = ["verify"]
 def verify(graph: Graph) -> None:
     """Check structure, use lists and types of all blocks.
 
-    Every operand is defined earlier in its own block (a region sees only its parameters, so captures are explicit),
-    use lists say exactly who reads what, the linked lists of nodes are consistent, operand counts fit the operator,
-    and result types are what the type rules give.
+    Every operand is defined earlier in its own block (a region sees only its parameters, so
+    captures are explicit), use lists say exactly who reads what, the linked lists of nodes are
+    consistent, operand counts fit the operator, and result types are what the type rules give.
 
     Raises:
         PassError: something is wrong; the message names the node and what was found.
@@ -41,7 +42,9 @@ def verify(graph: Graph) -> None:
         if state.next not in defined:
             raise PassError(f"the next value of state {state.name!r} is not defined in the graph")
         if state.next.type != state.value.type:
-            raise PassError(f"state {state.name!r} is {state.value.type}, its next value {state.next.type}")
+            raise PassError(
+                f"state {state.name!r} is {state.value.type}, its next value {state.next.type}"
+            )
     verifier.finish((*leaves, *_values(graph.block)))
 
 
@@ -86,10 +89,13 @@ class _Verifier:
                 continue
             if operand not in defined:
                 raise PassError(
-                    f"operand {index} of {_said(node)} ({operand!r}) is not defined before it in its block"
+                    f"operand {index} of {_said(node)} ({operand!r}) is not defined before it in "
+                    "its block"
                 )
             if (node, index) not in operand.uses:
-                raise PassError(f"operand {index} of {_said(node)} ({operand!r}) does not list it as a reader")
+                raise PassError(
+                    f"operand {index} of {_said(node)} ({operand!r}) does not list it as a reader"
+                )
             self.reads[operand] = self.reads.get(operand, 0) + 1
         _check_count(node)
         for position, region in enumerate(node.regions):
@@ -124,12 +130,14 @@ class _Verifier:
         """Check that no value lists a reader that is not in the graph."""
         for value in values:
             if len(value.uses) != self.reads.get(value, 0):
-                raise PassError(f"{value!r} lists {len(value.uses)} reads, {self.reads.get(value, 0)} are there")
+                raise PassError(
+                    f"{value!r} lists {len(value.uses)} reads, {self.reads.get(value, 0)} are there"
+                )
 
 
 def _infer(op: Op, operands: Sequence[TensorType | None], node: Node) -> tuple[TensorType, ...]:
     found = op.infer(*operands, regions=node.regions) if node.regions else op.infer(*operands)
-    return found if isinstance(found, tuple) else (found,)
+    return cast("tuple[TensorType, ...]", found if isinstance(found, tuple) else (found,))
 
 
 def _check_count(node: Node) -> None:
@@ -139,7 +147,9 @@ def _check_count(node: Node) -> None:
     fixed = names[:-1] if variadic else names
     needed = [i for i, n in enumerate(fixed) if not n.endswith("?")]
     if len(node.operands) > len(fixed) and not variadic:
-        raise PassError(f"{_said(node)} has {len(node.operands)} operands, at most {len(fixed)} are declared")
+        raise PassError(
+            f"{_said(node)} has {len(node.operands)} operands, at most {len(fixed)} are declared"
+        )
     for index in needed:
         if index >= len(node.operands) or node.operands[index] is None:
             raise PassError(f"{_said(node)} lacks operand {fixed[index]!r}")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.ir.graph import Graph
 from rlx.ir.rewrite import Rule, apply_rules
@@ -29,14 +28,14 @@ RULES: tuple[Rule, ...] = (
 
 @dataclass(frozen=True)
 class Canonicalize:
-    """All exact rules and constant folding, to a fixed point; nodes that become dead on the way are removed.
+    """All exact rules and constant folding, to a fixed point; dead nodes are removed.
 
-    Every rule states what it does; none changes a bit of any result, except that x ** 2 becomes the correctly rounded
-    square.
+    Every rule states what it does; none changes a bit of any result, except that x ** 2 becomes the
+    correctly rounded square.
     """
 
-    name: ClassVar[str] = "canonicalize"
-    ensures: ClassVar[tuple[str, ...]] = ("canonical",)
+    name = "canonicalize"
+    ensures = ("canonical",)
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether anything changed."""

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ir.op import Op
@@ -23,11 +23,12 @@ _Key: TypeAlias = tuple[Op, tuple[Value | None, ...], tuple[float, ...]]
 class Cse:
     """f(x), f(x) -> one f(x), within one block; constants included.
 
-    Exact: operators have no effects. Operators that are not `foldable` (they draw random numbers or define an
+    Exact: operators have no effects. Operators that are not `foldable` (they draw random numbers or
+        define an
     extent) and operators with regions stay.
     """
 
-    name: ClassVar[str] = "cse"
+    name = "cse"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether a node was merged into an earlier one."""
@@ -45,12 +46,14 @@ def _merge(block: Block, rewriter: GraphRewriter) -> None:
         if node.regions or not node.op.foldable:
             continue
         first = known.setdefault((node.op, node.operands, tuple(_signs(node.op))), node)
-        if first is not node and all(a.type == b.type for a, b in zip(first.results, node.results, strict=True)):
+        if first is not node and all(
+            a.type == b.type for a, b in zip(first.results, node.results, strict=True)
+        ):
             rewriter.replace_node(node, first.results)
 
 
 def _signs(item: Any) -> Iterator[float]:
-    """Yield the signs of float zeros in an attribute: 0.0 == -0.0, but operators tell them apart."""
+    """Yield the signs of float zeros: 0.0 == -0.0, but operators tell them apart."""
     if isinstance(item, float):
         if item == 0.0:
             yield math.copysign(1.0, item)

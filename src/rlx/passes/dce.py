@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.ir.graph import Block, Graph
 from rlx.ir.rewrite import GraphRewriter
@@ -17,10 +16,11 @@ __all__ = ["Dce"]
 class Dce:
     """Remove nodes whose results nobody reads, in all blocks.
 
-    Exact. An operator that could have raised for some data is removed like any other: nothing asked for its value.
+    Exact. An operator that could have raised for some data is removed like any other: nothing asked
+    for its value.
     """
 
-    name: ClassVar[str] = "dce"
+    name = "dce"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether a node was removed."""
@@ -31,7 +31,9 @@ class Dce:
 
 
 def _sweep(block: Block, rewriter: GraphRewriter) -> None:
-    for node in reversed(block.nodes()):  # readers before producers, so one sweep removes whole chains
+    for node in reversed(
+        block.nodes()
+    ):  # readers before producers, so one sweep removes whole chains
         if rewriter.is_dead(node):
             rewriter.erase(node)
             continue

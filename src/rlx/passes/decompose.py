@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rlx.base.target import Claims
 from rlx.ir.builder import Builder
@@ -20,13 +20,15 @@ __all__ = ["Decompose"]
 class Decompose:
     """op(x) -> op.decompose(x) where the target does not claim `op`, repeatedly.
 
-    An operator that can be expressed as a region stays if the target runs regions. An operator with neither stays as
-    well: the backend runs it on the host or refuses it by name. Numerical effect: that of the operator's own
+    An operator that can be expressed as a region stays if the target runs regions. An operator with
+    neither stays as
+    well: the backend runs it on the host or refuses it by name. Numerical effect: that of the
+        operator's own
     decomposition, which its declaration states.
     """
 
-    name: ClassVar[str] = "decompose"
-    ensures: ClassVar[tuple[str, ...]] = ("decomposed",)
+    name = "decompose"
+    ensures = ("decomposed",)
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether an operator was replaced."""

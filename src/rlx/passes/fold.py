@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 
@@ -28,7 +28,8 @@ _MAX_DIMS = 64
 class Fold:
     """f(constants) -> constant, also where the constants are extents.
 
-    Exact: the value is what the reference meaning gives, rounded once to the operator's dtype, as at run time. An
+    Exact: the value is what the reference meaning gives, rounded once to the operator's dtype, as
+        at run time. An
     operator that raises for its constants stays and raises when it runs.
 
     Attributes:
@@ -36,40 +37,32 @@ class Fold:
     """
 
     max_elements: int = 1 << 16
-    name: ClassVar[str] = "fold"
+    name = "fold"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether something was folded."""
-        return apply_rules(graph, [fold_rule(self.max_elements)], lambda text: ctx.note(self.name, text))
+        return apply_rules(
+            graph, [fold_rule(self.max_elements)], lambda text: ctx.note(self.name, text)
+        )
 
 
 def fold_rule(max_elements: int = 1 << 16) -> Rule:
     """Return the rule that folds one node; `max_elements` as in `Fold`."""
 
     def fold(node: Node, builder: Builder) -> Match:
-        op = node.op
-        if node.regions or not op.foldable or isinstance(op, Constant):
+        if node.regions or not node.op.foldable or isinstance(node.op, Constant):
             return None
-        arrays: list[Array | None] = []
-        elements = max_elements
-        for operand in node.operands:
-            if operand is None:
-                arrays.append(None)
-                continue
-            producer = operand.producer.op if operand.producer is not None else None
-            if isinstance(producer, Constant):
-                arrays.append(producer.data.array)
-                elements = max(elements, producer.data.array.size)
-            elif isinstance(producer, DimTensor):
-                return _fold_extents(node, builder)
-            else:
-                return None
-        if not all(r.type.is_static for r in node.results):
+        leaves = [o.producer.op if o is not None and o.producer else o for o in node.operands]
+        if not all(o is None or isinstance(o, Constant | DimTensor) for o in leaves):
             return None
+        if any(isinstance(o, DimTensor) for o in leaves):
+            return _fold_extents(node, builder)
+        if not all(r.type.is_static for r in node.results) or not _is_static(node.op):
+            return None
+        arrays = [o.data.array if isinstance(o, Constant) else None for o in leaves]
+        elements = max([max_elements, *(a.size for a in arrays if a is not None)])
         if sum(cast("int", r.type.elements) for r in node.results) > elements:
             return Reject(f"its result has more than {elements} elements")
-        if not node.operands and not _is_static(op):
-            return None
         return _fold_numbers(node, arrays, builder)
 
     return Rule("fold", (), fold)
@@ -89,16 +82,22 @@ def _fold_numbers(node: Node, arrays: list[Array | None], builder: Builder) -> M
 
 def _fold_extents(node: Node, builder: Builder) -> Match:
     """Fold an operator over tensors of extents."""
-    if not all(r.type.is_static and cast("int", r.type.elements) <= _MAX_DIMS for r in node.results):
+    if not all(
+        r.type.is_static and cast("int", r.type.elements) <= _MAX_DIMS for r in node.results
+    ):
         return None
     arrays: list[Array | None] = []
     for operand in node.operands:
-        known = None if operand is None or operand.producer is None else _extents(operand.producer.op)
+        known = (
+            None if operand is None or operand.producer is None else _extents(operand.producer.op)
+        )
         if operand is not None and known is None:
             return None
         arrays.append(known)
     try:
-        found = fold_dims(node.op, tuple(o.type if o is not None else None for o in node.operands), tuple(arrays))
+        found = fold_dims(
+            node.op, tuple(o.type if o is not None else None for o in node.operands), tuple(arrays)
+        )
     except UndecidedError:  # a comparison whose answer depends on the call
         return None
     if found is None or not all(r.type.dtype.is_integer for r in node.results):
@@ -110,11 +109,15 @@ def _fold_extents(node: Node, builder: Builder) -> Match:
 
 
 def _extents(op: object) -> Array | None:
-    """Return the extents a leaf stands for as an array of objects, None if it is no small integer leaf."""
+    """Return the extents a small integer leaf stands for as an array of objects, else None."""
     if isinstance(op, DimTensor):
         out = np.empty(len(op.dims), object)
         out[:] = op.dims
         return out.reshape(tuple(cast("tuple[int, ...]", op.shape)))
-    if isinstance(op, Constant) and op.data.array.dtype.kind in "iu" and op.data.array.size <= _MAX_DIMS:
+    if (
+        isinstance(op, Constant)
+        and op.data.array.dtype.kind in "iu"
+        and op.data.array.size <= _MAX_DIMS
+    ):
         return op.data.array.astype(object)
     return None

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.ir.graph import Graph
 from rlx.passes.manager import PassContext
@@ -15,17 +14,19 @@ __all__ = ["Hoist", "ParamProgram", "split_params"]
 
 @dataclass(frozen=True)
 class Hoist:
-    """f(param) -> derived param, where f is the largest part of the graph that reads only params and constants.
+    """f(param) -> derived param, for the largest f that reads only params and constants.
 
-    Exact: the same operators run, earlier. Stays in the graph: what may fail for some data, what has regions or a
+    Exact: the same operators run, earlier. Stays in the graph: what may fail for some data, what
+        has regions or a
     symbolic shape, and what would blow a small weight up (`growth`).
 
     Attributes:
-        growth: a derived weight may have at most this many times the bytes of what it is computed from.
+        growth: a derived weight may have at most this many times the bytes of what it is computed
+            from.
     """
 
     growth: int = GROWTH
-    name: ClassVar[str] = "hoist"
+    name = "hoist"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether something moved; the param program in the context is extended."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Passes, pipelines and what they share.
 
-A pass is a frozen dataclass; its fields are its options, which also is how the command line sets them:
-``fold,fuse-regions{rows=false}``.
+A pass is a frozen dataclass; its fields are its options, which also is how the command line sets
+them: ``fold,fuse-regions{rows=false}``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import PassError, RlxError, UsageError
@@ -28,8 +28,8 @@ __all__ = ["Entry", "Pass", "PassContext", "Pipeline", "parse_passes"]
 class Pass(Protocol):
     """A transformation of a graph, in place.
 
-    A pass may also state `requires` and `ensures`, tuples of property names: a pipeline is refused if a required
-    property is not ensured by an earlier pass.
+    A pass may also state `requires` and `ensures`, tuples of property names: a pipeline is refused
+    if a required property is not ensured by an earlier pass.
     """
 
     @property
@@ -117,7 +117,9 @@ class Pipeline:
         for entry in self.entries:
             for needed in _property(entry.step, "requires"):
                 if needed not in ensured:
-                    raise UsageError(f"pass {entry.step.name} requires {needed!r}, which no earlier pass ensures")
+                    raise UsageError(
+                        f"pass {entry.step.name} requires {needed!r}, which no earlier pass ensures"
+                    )
             ensured.update(_property(entry.step, "ensures"))
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
@@ -179,7 +181,10 @@ def parse_passes(text: str, known: Mapping[str, type[Any]]) -> Pipeline:
     entries: list[Entry] = []
     for name, options in _split(text):
         if name not in known:
-            raise UsageError(f"unknown pass {name!r}.{did_you_mean(name, known)} Known: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"unknown pass {name!r}.{did_you_mean(name, known)} "
+                f"Known: {', '.join(sorted(known))}"
+            )
         entries.append(Entry(_make(known[name], options), "asked for"))
     return Pipeline(tuple(entries))
 
@@ -211,9 +216,11 @@ def _make(cls: type[Any], text: str) -> Pass:
         name, _, value = (part.strip() for part in item.partition("="))
         if name not in fields:
             raise UsageError(f"pass {cls.name} has no option {name!r}.{did_you_mean(name, fields)}")
-        kind = type(fields[name].default)
+        kind = cast("type[Any]", type(fields[name].default))
         try:
             options[name] = _WORDS[value] if kind is bool else kind(value)
         except (KeyError, ValueError) as error:
-            raise UsageError(f"option {name} of pass {cls.name} is a {kind.__name__}, not {value!r}") from error
+            raise UsageError(
+                f"option {name} of pass {cls.name} is a {kind.__name__}, not {value!r}"
+            ) from error
     return cls(**options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is computed from weights alone, as a graph of its own that runs once per version of the weights."""
+"""What is computed from weights alone: a graph of its own that runs once per version of them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ class ParamProgram:
     """How derived weights follow from a model's own.
 
     Attributes:
-        graph: its params are the model's own weights (by their names), its outputs the derived ones. It has no inputs.
-        results: name of each derived param -> names of the own params it depends on; what `set_param` has to
-            recompute.
+        graph: its params are the model's own weights (by their names), its outputs the derived
+            ones. It has no inputs.
+        results: name of each derived param -> names of the own params it depends on; what
+            `set_param` has to recompute.
     """
 
     graph: Graph = field(default_factory=lambda: Graph("params"))
@@ -36,14 +37,17 @@ class ParamProgram:
         return [derived for derived, sources in self.results.items() if name in sources]
 
 
-def split_params(graph: Graph, program: ParamProgram | None = None, *, growth: int = GROWTH) -> ParamProgram:
-    """Move param-only nodes of a graph into a param program; their results become params of the graph.
+def split_params(
+    graph: Graph, program: ParamProgram | None = None, *, growth: int = GROWTH
+) -> ParamProgram:
+    """Move param-only nodes of a graph into a param program; their results become params.
 
     Args:
         graph: changed in place; params that it no longer reads are removed from it.
-        program: an earlier result for the same graph, which is extended; derived params it already gives may be
-            computed further.
-        growth: a derived weight may have at most this many times the bytes of what it is computed from.
+        program: an earlier result for the same graph, which is extended; derived params it already
+            gives may be computed further.
+        growth: a derived weight may have at most this many times the bytes of what it is computed
+            from.
 
     Returns:
         The program: evaluate its graph on the model's own weights to get the derived ones.
@@ -104,9 +108,13 @@ class _Splitter:
                 return False
             sources |= known
             nbytes += cast("int", operand.type.nbytes)
-        if not sources or node.op.may_fail(*(o.type if o is not None else None for o in node.operands)):
+        if not sources or node.op.may_fail(
+            *(o.type if o is not None else None for o in node.operands)
+        ):
             return False
-        if any(cast("int", r.type.nbytes) > self.growth * nbytes + _FREE_BYTES for r in node.results):
+        if any(
+            cast("int", r.type.nbytes) > self.growth * nbytes + _FREE_BYTES for r in node.results
+        ):
             return False
         self.sources.update(dict.fromkeys(node.results, frozenset(sources)))
         return True
@@ -117,7 +125,8 @@ class _Splitter:
         self.outputs[name] = self._move(result)
         self.program.results[name] = self.sources[result]
         leaf = self.graph.add_param(name, None, result.type)
-        # Other derived values may be computed from this one, which they read as a leaf from here on.
+        # Other derived values may be computed from this one, which they read as a leaf from here
+        # on.
         self.names[leaf] = name
         self.rewriter.replace_value(result, leaf)
 
@@ -150,7 +159,9 @@ class _Splitter:
                 continue
             operands = [self.moved[o] if o is not None else None for o in producer.operands]
             with self.builder.at(producer.location):
-                copy = self.builder.emit_typed(producer.op, operands, [r.type for r in producer.results])
+                copy = self.builder.emit_typed(
+                    producer.op, operands, [r.type for r in producer.results]
+                )
             self.moved.update(zip(producer.results, copy.results, strict=True))
         return self.moved[value]
 
@@ -165,7 +176,7 @@ class _Splitter:
         return own.value
 
     def _forget_unread(self) -> None:
-        """Drop params that nothing in the graph reads any more, and derived ones that became intermediate."""
+        """Drop params that nothing reads any more, and derived ones that became intermediate."""
         for name, param in list(self.graph.params.items()):
             used = bool(param.value.uses) or self.rewriter.is_root(param.value)
             derived_from = name in self.program.graph.params or name in self.program.results

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which passes run, in which order, and why each stands where it does. The order lives nowhere else."""
+"""Which passes run, in which order, and why. The order lives nowhere else."""
 
 from __future__ import annotations
 
@@ -26,21 +26,31 @@ _CLEAN = (
 )
 
 _RECOGNISE = (
-    Entry(RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"),
+    Entry(
+        RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"
+    ),
 )
 
 _LOWER = (
-    Entry(Hoist(), "dequantised and transposed weights are computed once; later passes see plain params"),
+    Entry(
+        Hoist(),
+        "dequantised and transposed weights are computed once; later passes see plain params",
+    ),
     Entry(Decompose(), "what the target has no kernel for becomes operators that it has"),
     Entry(Canonicalize(), "decompositions leave scalars to fold and reshapes to merge"),
     Entry(Cse(), "decompositions repeat themselves"),
     Entry(Dce(), "only live readers may stop the passes below"),
-    Entry(Hoist(), "factors that decompositions derive from weights (batch norm) are computed once"),
+    Entry(
+        Hoist(), "factors that decompositions derive from weights (batch norm) are computed once"
+    ),
 )
 
 _LAYOUT = (
     Entry(ChannelsLast(), "convolution kernels read channels last"),
-    Entry(SinkTransposes(), "the transposes around them meet and cancel, before fusion hides them in regions"),
+    Entry(
+        SinkTransposes(),
+        "the transposes around them meet and cancel, before fusion hides them in regions",
+    ),
     Entry(Canonicalize(), "transposes that met are merged"),
     Entry(Hoist(), "transposed weights are transposed once"),
     Entry(Dce(), "only live readers may stop fusion"),
@@ -59,10 +69,13 @@ _FUSE = (
 def default_pipeline(claims: Claims) -> Pipeline:
     """Return the passes for a target that makes these claims.
 
-    A target that runs every operator as it is (it claims no set of operators) gets no layouts and no fusion.
+    A target that runs every operator as it is (it claims no set of operators) gets no layouts and
+    no fusion.
     """
     if not claims.ops:
-        return Pipeline((*_CLEAN, Entry(Hoist(), "what follows from weights alone runs once per version")))
+        return Pipeline(
+            (*_CLEAN, Entry(Hoist(), "what follows from weights alone runs once per version"))
+        )
     return Pipeline((*_CLEAN, *_RECOGNISE, *_LOWER, *_LAYOUT, *_FUSE))
 
 

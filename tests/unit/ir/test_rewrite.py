@@ -4,7 +4,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import rlx.ops.elementwise  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.errors import PassError
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Node, State
@@ -13,8 +13,6 @@ from rlx.ir.parse import parse_graph
 from rlx.ir.rewrite import GraphRewriter, Match, Reject, apply_rules, rule
 from rlx.ir.text import print_graph
 from rlx.ir.verify import verify
-
-
 
 
 @rule("neg")
@@ -32,7 +30,11 @@ def merge_abs(node: Node, builder: Builder) -> Match:
     del builder
     x = node.operands[0]
     assert x is not None
-    return x if x.producer is not None and x.producer.op.name == "abs" else Reject("its operand is no abs")
+    return (
+        x
+        if x.producer is not None and x.producer.op.name == "abs"
+        else Reject("its operand is no abs")
+    )
 
 
 def _chain(count: int) -> Graph:
@@ -49,7 +51,9 @@ def test_users_are_looked_at_again_until_nothing_changes() -> None:
 
 
 def test_a_cycle_of_rules_is_an_error_that_names_them() -> None:
-    with pytest.raises(PassError, match=r"cycling rules are: (neg-to-abs, abs-to-neg|abs-to-neg, neg-to-abs)"):
+    with pytest.raises(
+        PassError, match=r"cycling rules are: (neg-to-abs, abs-to-neg|abs-to-neg, neg-to-abs)"
+    ):
         apply_rules(_chain(2), [neg_to_abs, abs_to_neg])
 
 

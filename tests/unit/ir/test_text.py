@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rlx.ops.elementwise
-import rlx.ops.movement  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.dims import dim_max, floordiv, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ParseError, UsageError
 from rlx.base.types import TensorType
-from rlx.expr.body import trace
+from rlx.expr.body import Scalar, trace
 from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, State
@@ -62,9 +61,19 @@ def test_types_are_inferred_where_they_are_left_out() -> None:
 def test_symbols_keep_their_lower_bound() -> None:
     graph = Graph("g")
     n = symbol("N", 4)
-    graph.set_outputs({"x": graph.add_input("x", TensorType(DType.F32, (n, floordiv(n, 2), dim_max(n * n, 7))))})
+    graph.set_outputs(
+        {"x": graph.add_input("x", TensorType(DType.F32, (n, floordiv(n, 2), dim_max(n * n, 7))))}
+    )
     again = parse_graph(print_graph(graph))
     assert again.inputs[0].type == graph.inputs[0].type
+
+
+def _scaled(a: Scalar) -> Scalar:
+    return (a * float("-inf") + 0.1).cast(DType.F16)
+
+
+def _plus_one(a: Scalar) -> Scalar:
+    return a + 1
 
 
 def _attributes_graph() -> Graph:
@@ -72,10 +81,10 @@ def _attributes_graph() -> Graph:
     n = symbol("N")
     x = graph.add_input("x", TensorType(DType.F32, (n, 4)))
     builder = Builder(graph.block, graph.facts)
-    body = trace(lambda a: (a * float("-inf") + 0.1).cast(DType.F16), [DType.F32])
+    body = trace(_scaled, [DType.F32])
     maps = (IndexMap(2, (AxisMap(1, n - 1, -1), AxisMap(None, 2))),)
     region = builder.emit_typed(Region(body, (4, n), maps), [x], [TensorType(DType.F16, (4, n))])
-    epilogue = WithEpilogue(registered_ops()["neg"](), 1, trace(lambda a: a + 1, [DType.F32]))
+    epilogue = WithEpilogue(registered_ops()["neg"](), 1, trace(_plus_one, [DType.F32]))
     fused = builder.emit_typed(epilogue, [x], [TensorType(DType.F32, (n, 4))])
     dims = builder.emit_one(DimTensor((n * 2 + 1, 3), (2,), DType.I32))
     data = builder.emit_one(Constant(Literal(np.array([[1.5, -0.0]], np.float16))))
@@ -131,7 +140,9 @@ def test_elided_data_parses_for_params_only() -> None:
     text = print_graph(parse_graph(SMALL), elide_above=2)
     assert "dense<f32[3]: elided>" in text
     assert parse_graph(text).params["w"].data is None
-    constant = 'graph { %c = constant() {data=literal dense<f32[9]: elided>} : f32[9] return %c as "y" }'
+    constant = (
+        'graph { %c = constant() {data=literal dense<f32[9]: elided>} : f32[9] return %c as "y" }'
+    )
     with pytest.raises(ParseError, match="left out"):
         parse_graph(constant)
 
@@ -140,7 +151,10 @@ def test_elided_data_parses_for_params_only() -> None:
     ("text", "message"),
     [
         ("graph {\n  %y = nag(%x)\n}", r"line 2, column 12: %x is not defined"),
-        ("graph {\n input %x: f32[2] %y = nag(%x)\n}", r"unknown operator 'nag'. Did you mean 'neg'"),
+        (
+            "graph {\n input %x: f32[2] %y = nag(%x)\n}",
+            r"unknown operator 'nag'. Did you mean 'neg'",
+        ),
         ("graph { input %x: f33[2] }", r"unknown dtype 'f33'"),
         ("graph { input %x: f32[2] input %x: f32[2] }", "defined twice"),
         ("graph { input %x: f32[2] %y = neg(%x) {axis=1} : f32[2] }", "neg: .*axis"),
@@ -169,11 +183,17 @@ def test_an_attribute_without_a_text_form_is_refused() -> None:
 
 
 def test_the_hash_ignores_names_and_bounds_but_not_constants() -> None:
-    base = 'graph "a" { symbol N <= 8 input %x: f32[N] %c = constant() {data=literal dense<f32[]: 1.0>} %y = add(%x, %c) return %y as "y" }'
+    base = """graph "a" {
+      symbol N <= 8
+      input %x: f32[N]
+      %c = constant() {data=literal dense<f32[]: 1.0>}
+      %y = add(%x, %c)
+      return %y as "y"
+    }"""
     renamed = base.replace("%c", "%d").replace('"a"', '"b"').replace("<= 8", "<= 9")
     assert content_hash(parse_graph(base)) == content_hash(parse_graph(renamed))
-    for changed in (base.replace("1.0", "2.0"), base.replace('"y"', '"z"'), base.replace("f32[N]", "f32[M]")):
-        assert content_hash(parse_graph(base)) != content_hash(parse_graph(changed))
+    for old, new in (("1.0", "2.0"), ('"y"', '"z"'), ("f32[N]", "f32[M]")):
+        assert content_hash(parse_graph(base)) != content_hash(parse_graph(base.replace(old, new)))
 
 
 def test_the_hash_takes_params_by_type() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-import rlx.ops.elementwise  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.dtypes import DType
 from rlx.base.errors import PassError
 from rlx.base.types import TensorType

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import rlx.ops.elementwise  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.ir.graph import Graph
 from rlx.ir.parse import parse_graph
 from rlx.ir.verify import verify

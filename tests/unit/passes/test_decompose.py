@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 
@@ -21,7 +20,7 @@ from rlx.passes.manager import PassContext
 
 @dataclass(frozen=True)
 class _Outer(Op):
-    name: ClassVar[str] = "test_outer"  # not registered: other tests look at all registered operators
+    name = "test_outer"  # not registered: other tests look at all registered operators
     operands = ("x",)
 
     def infer(self, x: TensorType) -> TensorType:
@@ -33,7 +32,7 @@ class _Outer(Op):
 
 @dataclass(frozen=True)
 class _Inner(Op):
-    name: ClassVar[str] = "test_inner"
+    name = "test_inner"
     operands = ("x",)
 
     def infer(self, x: TensorType) -> TensorType:
@@ -59,7 +58,9 @@ def _graph() -> Graph:
         ((), ["test_outer"]),
     ],
 )
-def test_what_the_target_does_not_claim_is_expanded_repeatedly(ops: set[str], expected: list[str]) -> None:
+def test_what_the_target_does_not_claim_is_expanded_repeatedly(
+    ops: set[str], expected: list[str]
+) -> None:
     graph = _graph()
     Decompose().run(graph, PassContext(claims=Claims(ops=frozenset(ops))))
     verify(graph)

@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import rlx.ops.elementwise
-import rlx.ops.movement  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.ir.graph import Graph
 from rlx.ir.parse import parse_graph
 from rlx.ir.verify import verify
@@ -34,7 +33,9 @@ def test_a_chain_of_constants_becomes_one_with_a_rounding_per_operator() -> None
     graph, _ = _fold(CHAIN)
     (node,) = graph.block.nodes()
     assert isinstance(node.op, Constant)
-    expected = -(np.array([[1], [3]], np.float32) / np.array([[3], [7]], np.float32)).astype(np.float16)
+    expected = -(np.array([[1], [3]], np.float32) / np.array([[3], [7]], np.float32)).astype(
+        np.float16
+    )
     assert node.op.data.array.tobytes() == expected.tobytes()
 
 

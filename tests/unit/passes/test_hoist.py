@@ -3,8 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import rlx.ops.elementwise
-import rlx.ops.movement  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.ir.graph import Graph
 from rlx.ir.parse import parse_graph
 from rlx.ir.verify import verify
@@ -38,7 +37,11 @@ def test_the_largest_param_only_part_moves() -> None:
     verify(graph)
     verify(program.graph)
     assert [n.op.name for n in graph.block] == ["constant", "mul", "add", "mul"]
-    assert [n.op.name for n in program.graph.block if n.op.name != "constant"] == ["mul", "mul", "slice"]
+    assert [n.op.name for n in program.graph.block if n.op.name != "constant"] == [
+        "mul",
+        "mul",
+        "slice",
+    ]
     assert list(program.results) == ["scale:0", "slice:0"]
     assert all(sources == {"w", "s"} for sources in program.results.values())
     assert sorted(graph.params) == ["b", "scale:0", "slice:0"]
@@ -54,7 +57,8 @@ def test_results_are_the_same_and_follow_new_weights() -> None:
         params = {n: np.asarray(p.data) * np.float32(factor) for n, p in whole.params.items()}
         derived = evaluate(program.graph, {}, {n: params[n] for n in program.graph.params})
         expected = evaluate(whole, {"x": x}, params)
-        found = evaluate(graph, {"x": x}, {n: derived.get(n, params.get(n)) for n in graph.params})
+        given = {**params, **derived}
+        found = evaluate(graph, {"x": x}, {n: given[n] for n in graph.params})
         for name, array in expected.items():
             assert found[name].tobytes() == array.tobytes()
 
@@ -67,7 +71,12 @@ def test_hoisting_again_extends_the_program() -> None:
     follow = parse_graph(TEXT).block.nodes()[1].op
     from rlx.ir.builder import Builder
 
-    graph.set_outputs({"y": graph.outputs[0], "more": Builder(graph.block, graph.facts).emit_one(follow, scaled, scaled)})
+    graph.set_outputs(
+        {
+            "y": graph.outputs[0],
+            "more": Builder(graph.block, graph.facts).emit_one(follow, scaled, scaled),
+        }
+    )
     assert Hoist().run(graph, ctx) or "mul:0" in ctx.params.results
     verify(graph)
     verify(ctx.params.graph)

@@ -3,11 +3,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
-import rlx.ops.elementwise  # noqa: F401  (registers what the texts below use)
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.errors import CompileError, PassError, UsageError
 from rlx.base.target import Claims, Layout
 from rlx.ir.graph import Graph
@@ -24,8 +23,8 @@ class _Needs:
     count: int = 3
     deep: bool = True
     scale: float = 1.0
-    name: ClassVar[str] = "needs"
-    requires: ClassVar[tuple[str, ...]] = ("canonical",)
+    name = "needs"
+    requires = ("canonical",)
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         del graph
@@ -35,7 +34,7 @@ class _Needs:
 
 @dataclass(frozen=True)
 class _Breaks:
-    name: ClassVar[str] = "breaks"
+    name = "breaks"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         del ctx
@@ -45,7 +44,7 @@ class _Breaks:
 
 @dataclass(frozen=True)
 class _Raises:
-    name: ClassVar[str] = "raises"
+    name = "raises"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         raise CompileError("no")
@@ -123,7 +122,10 @@ def test_every_entry_of_the_default_pipelines_has_a_reason_and_a_name() -> None:
 def test_claims_answer_what_passes_ask() -> None:
     panels = Layout("panels", (("width", 16),))
     claims = Claims(
-        ops=frozenset({"conv"}), kernels=frozenset({"conv"}), layouts=(("conv", "nhwc"),), weights=(("conv", 1, panels),)
+        ops=frozenset({"conv"}),
+        kernels=frozenset({"conv"}),
+        layouts=(("conv", "nhwc"),),
+        weights=(("conv", 1, panels),),
     )
     assert claims.supports("conv")
     assert not claims.supports("pool")

@@ -18,6 +18,7 @@ from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.clone import clone_graph
 from rlx.ir.graph import Graph, Value
+from rlx.ir.op import registered_ops
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import content_hash, print_graph
 from rlx.ir.verify import verify
@@ -26,7 +27,6 @@ from rlx.ops.evaluate import evaluate
 from rlx.ops.leaf import constant
 from rlx.ops.movement import Concat, Expand, Reshape, Slice, Transpose
 from rlx.ops.spec import building, emit_one
-from rlx.ir.op import registered_ops
 from rlx.passes.canonicalize import Canonicalize
 from rlx.passes.cse import Cse
 from rlx.passes.dce import Dce
@@ -34,7 +34,19 @@ from rlx.passes.fold import Fold
 from rlx.passes.hoist import Hoist
 from rlx.passes.manager import Pass, PassContext
 
-_SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, 0.5, float("inf"), float("-inf"), float("nan"), 1e-45, 3.4e38)
+_SPECIAL = (
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    2.0,
+    0.5,
+    float("inf"),
+    float("-inf"),
+    float("nan"),
+    1e-45,
+    3.4e38,
+)
 _UNARY = ("neg", "abs", "sqrt", "floor", "relu", "sign", "round")
 _BINARY = ("add", "sub", "mul", "div", "maximum", "minimum", "pow")
 _DTYPES = (DType.F32, DType.F16, DType.F64, DType.I8, DType.I32, DType.BOOL)
@@ -57,10 +69,20 @@ class _Maker:
             self.values.append(self.graph.add_param(f"w{i}", data, TensorType(DType.F32, (3,))))
 
     def pick(self, *ranks: int) -> Value:
-        return self.draw(st.sampled_from([v for v in self.values if not ranks or v.type.rank in ranks]))
+        return self.draw(
+            st.sampled_from([v for v in self.values if not ranks or v.type.rank in ranks])
+        )
 
     def step(self) -> Value:
-        kinds = (self.binary, self.binary, self.unary, self.move, self.choose, self.convert, self.literal)
+        kinds = (
+            self.binary,
+            self.binary,
+            self.unary,
+            self.move,
+            self.choose,
+            self.convert,
+            self.literal,
+        )
         kind = self.draw(st.sampled_from(kinds))
         return kind()
 
@@ -93,7 +115,9 @@ class _Maker:
         return cast(cast(cast(self.pick(), first), second), DType.F32)
 
     def move(self) -> Value:
-        kind = self.draw(st.sampled_from((self.transpose, self.reshape, self.slice, self.expand, self.concat)))
+        kind = self.draw(
+            st.sampled_from((self.transpose, self.reshape, self.slice, self.expand, self.concat))
+        )
         return kind()
 
     def transpose(self) -> Value:
@@ -102,14 +126,21 @@ class _Maker:
 
     def reshape(self) -> Value:
         x = self.pick()
-        shapes: list[tuple[Dim, ...]] = [(x.type.elements,), (1, x.type.elements), x.type.shape, (*x.type.shape, 1)]
+        shapes: list[tuple[Dim, ...]] = [
+            (x.type.elements,),
+            (1, x.type.elements),
+            x.type.shape,
+            (*x.type.shape, 1),
+        ]
         if x.type.elements == 3 * self.n:
             shapes.append((self.n, 3))
         return emit_one(Reshape(self.draw(st.sampled_from(shapes))), x)
 
     def slice(self) -> Value:
         x = self.pick()
-        starts, sizes, steps = [], [], []
+        starts: list[Dim] = []
+        sizes: list[Dim] = []
+        steps: list[int] = []
         for extent in x.type.shape:
             reverse = self.draw(st.booleans())
             whole = not isinstance(extent, int) or self.draw(st.booleans())
@@ -181,8 +212,12 @@ def test_passes_keep_every_bit(step: Pass, graph: Graph) -> None:
     assert print_graph(changed) == again, "a second run changes nothing"
 
 
-@pytest.mark.parametrize("dtype", [DType.F32, DType.F16, DType.BF16, DType.F64, DType.I32, DType.U8], ids=str)
-@pytest.mark.parametrize("name", [*_BINARY, "bit_or", "bit_xor", "shift_left", "shift_right", "floor_mod"])
+@pytest.mark.parametrize(
+    "dtype", [DType.F32, DType.F16, DType.BF16, DType.F64, DType.I32, DType.U8], ids=str
+)
+@pytest.mark.parametrize(
+    "name", [*_BINARY, "bit_or", "bit_xor", "shift_left", "shift_right", "floor_mod"]
+)
 def test_every_special_operand_on_either_side_keeps_every_bit(name: str, dtype: DType) -> None:
     op = registered_ops()[name]()
     is_bitwise = name.startswith(("bit", "shift"))
@@ -202,7 +237,9 @@ def test_every_special_operand_on_either_side_keeps_every_bit(name: str, dtype: 
                 graph.set_outputs({"y": emit_one(op, c, x) if left else emit_one(op, x, c)})
             changed = clone_graph(graph)
             Canonicalize().run(changed, PassContext())
-            given = {"x": numbers if dtype.is_float else np.maximum(numbers, 1).astype(numbers.dtype)}
+            given = {
+                "x": numbers if dtype.is_float else np.maximum(numbers, 1).astype(numbers.dtype)
+            }
             _assert_same(evaluate(changed, given), evaluate(graph, given))
 
 
@@ -216,4 +253,7 @@ def test_hoisting_keeps_every_bit(graph: Graph) -> None:
         verify(ctx.params.graph)
     derived = evaluate(ctx.params.graph, {})
     data = {n: derived.get(n, p.data) for n, p in changed.params.items()}
-    _assert_same(evaluate(changed, _inputs(), {n: a for n, a in data.items() if a is not None}), evaluate(graph, _inputs()))
+    _assert_same(
+        evaluate(changed, _inputs(), {n: a for n, a in data.items() if a is not None}),
+        evaluate(graph, _inputs()),
+    )

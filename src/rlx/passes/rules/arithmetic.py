@@ -18,7 +18,8 @@ from rlx.passes.rules.patterns import constant_of, is_all, named
 
 __all__ = ["ARITHMETIC_RULES"]
 
-# operator -> (neutral number for floats, for integers, for bool; on which sides); None: there is none.
+# operator -> (neutral number for floats, for integers, for bool; on which sides); None: there is
+# none.
 _NEUTRAL: Mapping[str, tuple[float | None, int | None, bool | None, str]] = {
     "add": (-0.0, 0, None, "lr"),  # x + 0.0 would turn -0.0 into 0.0
     "sub": (0.0, 0, None, "r"),
@@ -93,8 +94,8 @@ def drop_clamp(node: Node, builder: Builder) -> Match:
 def expand_power(node: Node, builder: Builder) -> Match:
     """x ** 2 -> x * x; x ** 0.5 -> sqrt(x) where x is never negative or -0.0.
 
-    x * x is the correctly rounded square, at least as exact as the power. sqrt(-0.0) is -0.0 and sqrt(-inf) is NaN
-    where the power is 0.0 and inf, hence the condition.
+    x * x is the correctly rounded square, at least as exact as the power. sqrt(-0.0) is -0.0 and
+    sqrt(-inf) is NaN where the power is 0.0 and inf, hence the condition.
     """
     x, exponent = node.operands
     assert x is not None

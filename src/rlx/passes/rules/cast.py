@@ -12,13 +12,14 @@ from rlx.passes.rules.patterns import made_by
 
 __all__ = ["CAST_RULES", "preserves"]
 
-# Significant bits (with the hidden one) and the exponent range that integers and floats hold exactly.
+# Significant bits (with the hidden one) and the exponent range that integers and floats hold
+# exactly.
 _DIGITS = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53}
 _EXPONENT = {DType.F16: 15, DType.BF16: 127, DType.F32: 127, DType.F64: 1023}
 
 
 def preserves(source: DType, target: DType) -> bool:
-    """Return whether every value of `source` converts to `target` unchanged (ordinary dtypes only)."""
+    """Return whether every value of `source` converts to `target` unchanged."""
     if source is target or source is DType.BOOL:
         return True
     if target is DType.BOOL:
@@ -28,7 +29,8 @@ def preserves(source: DType, target: DType) -> bool:
             target in _DIGITS
             and _DIGITS[source] <= _DIGITS[target]
             and _EXPONENT[source] <= _EXPONENT[target]
-            # f16 denormals reach 2**-24 and bf16 ones 2**-133: f32 and f64 hold them, bf16 not all of f16's digits.
+            # f16 denormals reach 2**-24 and bf16 ones 2**-133: f32 and f64 hold them, bf16 not all
+            # of f16's digits.
         )
     bits = source.itemsize * 8 - source.is_signed
     if target in _DIGITS:
@@ -38,11 +40,15 @@ def preserves(source: DType, target: DType) -> bool:
 
 
 def _is_ordinary(dtype: DType) -> bool:
-    return dtype in _DIGITS or dtype is DType.BOOL or (dtype.is_integer and dtype not in (DType.I4, DType.U4))
+    return (
+        dtype in _DIGITS
+        or dtype is DType.BOOL
+        or (dtype.is_integer and dtype not in (DType.I4, DType.U4))
+    )
 
 
 def _chains(source: DType, middle: DType, target: DType) -> bool:
-    """Return whether source -> middle -> target gives the same as source -> target for every value."""
+    """Return whether source -> middle -> target is source -> target for every value."""
     if not preserves(source, middle):
         return False
     if target.is_integer and not source.is_float and middle.is_float:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from rlx.base.dims import Dim
@@ -39,9 +41,10 @@ def gather_all(node: Node, builder: Builder) -> Match:
 
 @rule("gather_nd")
 def gather_grid(node: Node, builder: Builder) -> Match:
-    """gather_nd(x, grid) -> x, transposed, reshaped and expanded, where the grid counts along its own axes.
+    """gather_nd(x, grid) -> x, transposed, reshaped and expanded, for a grid that counts.
 
-    Component j of the grid counts 0, 1, ... along one axis of the grid, as many as axis j of x has. Exact.
+    Component j of the grid counts 0, 1, ... along one axis of the grid, as many as axis j of x has.
+    Exact.
     """
     x, grid = node.operands
     op = node.op
@@ -74,11 +77,15 @@ def _shaped(value: Value, shape: Shape, node: Node, builder: Builder) -> Value:
     if value.type.shape != shape:
         value = builder.emit_one(Reshape(shape), value)
     type_ = node.result.type
-    return value if value.type == type_ else builder.emit_typed(Expand(type_.shape), [value], [type_]).result
+    return (
+        value
+        if value.type == type_
+        else builder.emit_typed(Expand(type_.shape), [value], [type_]).result
+    )
 
 
 def _grid_axes(grid: Value) -> list[int] | None:
-    """Return along which axis each component of an index grid counts, or None if one does not. See `_counts_along`."""
+    """Return what `_counts_along` says of each component of an index grid, None if one is None."""
     array = constant_of(grid)
     if array is not None and array.ndim:
         parts = [_array_counts_along(array[..., j]) for j in range(array.shape[-1])]
@@ -95,7 +102,7 @@ def _grid_axes(grid: Value) -> list[int] | None:
 
 
 def _counts_along(value: Value) -> int | None:
-    """Return the axis along which a tensor counts 0, 1, 2, ..., `_ZERO` if it is all 0, None if neither."""
+    """Return the axis along which a tensor counts from 0, `_ZERO` if it is all 0, else None."""
     array = constant_of(value)
     if array is not None:
         return _array_counts_along(array)
@@ -112,7 +119,9 @@ def _counts_along(value: Value) -> int | None:
         return axis
     if made_by(value, Expand):
         return axis + value.type.rank - source.type.rank
-    return _moved_axis(source.type.shape, value.type.shape, axis) if made_by(value, Reshape) else axis
+    return (
+        _moved_axis(source.type.shape, value.type.shape, axis) if made_by(value, Reshape) else axis
+    )
 
 
 def _moved_axis(before: Shape, after: Shape, axis: int) -> int | None:
@@ -130,7 +139,8 @@ def _array_counts_along(array: Array) -> int | None:
     if not array.any():
         return _ZERO
     for axis, extent in enumerate(array.shape):
-        line = np.arange(extent).reshape([extent if i == axis else 1 for i in range(array.ndim)])
+        shape = [extent if i == axis else 1 for i in range(array.ndim)]
+        line = cast("Array", np.arange(extent)).reshape(shape)
         if extent > 1 and bool(np.all(array == line)):
             return axis
     return None

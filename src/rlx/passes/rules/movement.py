@@ -70,7 +70,11 @@ def merge_slice(node: Node, builder: Builder) -> Match:
 
 
 def _takes_all(op: Slice, x: Value) -> bool:
-    return all(s == 0 for s in op.starts) and all(s == 1 for s in op.steps) and op.sizes == x.type.shape
+    return (
+        all(s == 0 for s in op.starts)
+        and all(s == 1 for s in op.steps)
+        and op.sizes == x.type.shape
+    )
 
 
 @rule("expand")
@@ -86,7 +90,7 @@ def merge_expand(node: Node, builder: Builder) -> Match:
 
 @rule()
 def absorb_expand(node: Node, builder: Builder) -> Match:
-    """f(expand(x), y) -> f(x, y) for an elementwise f whose other operands broadcast to the same shape."""
+    """f(expand(x), y) -> f(x, y) for an elementwise f whose result keeps its shape."""
     if not isinstance(node.op, ElementwiseOp):
         return None
     operands = list(node.operands)
@@ -100,7 +104,9 @@ def absorb_expand(node: Node, builder: Builder) -> Match:
             operands[index] = source
     if tuple(operands) == node.operands:
         expanded = any(made_by(o, Expand) for o in operands)
-        return Reject("without the expand its result would have another shape") if expanded else None
+        return (
+            Reject("without the expand its result would have another shape") if expanded else None
+        )
     return builder.emit_typed(node.op, operands, [node.result.type]).results
 
 
@@ -108,7 +114,10 @@ def _broadcasts_to(values: list[Value | None], result: Value) -> bool:
     """Return whether the operands give the result's shape without any assumption about extents."""
     try:
         with Facts().active():
-            return broadcast_shapes(*(v.type.shape for v in values if v is not None)) == result.type.shape
+            return (
+                broadcast_shapes(*(v.type.shape for v in values if v is not None))
+                == result.type.shape
+            )
     except (UndecidedError, TypeRuleError):
         return False
 
@@ -121,7 +130,12 @@ def drop_concat(node: Node, builder: Builder) -> Match:
     flat: list[Value | None] = []
     for operand in node.operands:
         inner = made_by(operand, Concat)
-        merge = inner is not None and inner[0] == node.op and operand is not None and len(operand.uses) == 1
+        merge = (
+            inner is not None
+            and inner[0] == node.op
+            and operand is not None
+            and len(operand.uses) == 1
+        )
         flat.extend(inner[1].operands if merge and inner is not None else (operand,))
     if len(flat) == len(node.operands):
         return None

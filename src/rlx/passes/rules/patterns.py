@@ -36,7 +36,7 @@ def constant_of(value: Value | None) -> Array | None:
 
 
 def is_all(array: Array | None, number: Any) -> bool:
-    """Return whether a constant is not empty and every element is this number, -0.0 and 0.0 told apart."""
+    """Return whether a constant has elements and all are this number; -0.0 is not 0.0."""
     if array is None or array.size == 0:
         return False
     wide: Any = array if array.dtype.kind in "biuf" else array.astype(np.float32)

@@ -15,7 +15,10 @@ __all__ = ["SELECT_RULES"]
 
 @rule("where")
 def resolve_where(node: Node, builder: Builder) -> Match:
-    """where(true, a, b) -> a; where(false, a, b) -> b; where(c, a, a) -> a (expanded); where(not c, a, b) swaps."""
+    """where(true, a, b) -> a; where(false, a, b) -> b; where(c, a, a) -> a; where(not c, ..).
+
+    What is left is expanded to the shape of the result. Exact.
+    """
     condition, a, b = node.operands
     assert a is not None
     assert b is not None
@@ -25,13 +28,21 @@ def resolve_where(node: Node, builder: Builder) -> Match:
     if is_all(array, False):
         return _fitted(b, node, builder)
     inverted = named(condition, "logical_not")
-    return builder.emit_typed(node.op, (inverted.operands[0], b, a), [node.result.type]).results if inverted else None
+    return (
+        builder.emit_typed(node.op, (inverted.operands[0], b, a), [node.result.type]).results
+        if inverted
+        else None
+    )
 
 
 def _fitted(value: Value, node: Node, builder: Builder) -> Value:
     """Return the value broadcast to the node's shape."""
     type_ = node.result.type
-    return value if value.type == type_ else builder.emit_typed(Expand(type_.shape), [value], [type_]).result
+    return (
+        value
+        if value.type == type_
+        else builder.emit_typed(Expand(type_.shape), [value], [type_]).result
+    )
 
 
 @rule("if")
@@ -59,7 +70,9 @@ def inline(region: Block, captures: tuple[Value | None, ...], builder: Builder) 
             copy_block(nested, regions[-1], values, {})
         operands = [values[o] if o is not None else None for o in node.operands]
         with builder.at(node.location):
-            copy = builder.emit_typed(node.op, operands, [r.type for r in node.results], tuple(regions))
+            copy = builder.emit_typed(
+                node.op, operands, [r.type for r in node.results], tuple(regions)
+            )
         values.update(zip(node.results, copy.results, strict=True))
     return [values[r] for r in region.results]
 
