@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators on small tensors of extents: shape arithmetic done symbolically.
 
-An array holds `int`, `bool`, `float`, `Dim` or, between a division of extents in floats and the rounding that follows
-it, `Ratio`. Movement operators run their own reference on such arrays; arithmetic is defined here. A comparison whose
-answer depends on the symbols is decided by the hints and recorded as a guard.
+An array holds `int`, `bool`, `float`, `Dim` or, between a division of extents in floats and the
+rounding that follows it, `Ratio`. Movement operators run their own reference on such arrays;
+arithmetic is defined here. A comparison whose answer depends on the symbols is decided by the hints
+and recorded as a guard.
 """
 
 from __future__ import annotations
@@ -18,7 +19,17 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from rlx.base.dims import Dim, DimExpr, UndecidedError, ceildiv, dim_max, dim_min, equal, floordiv, less_equal
+from rlx.base.dims import (
+    Dim,
+    DimExpr,
+    UndecidedError,
+    ceildiv,
+    dim_max,
+    dim_min,
+    equal,
+    floordiv,
+    less_equal,
+)
 from rlx.base.dtypes import DType
 from rlx.base.errors import ExecutionError
 from rlx.base.facts import current_facts
@@ -62,7 +73,9 @@ class _NotFoldableError(Exception):
     """The result is no extent."""
 
 
-def fold(op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | None]) -> tuple[Array, ...] | None:
+def fold(
+    op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
+) -> tuple[Array, ...] | None:
     """Return the results of an operator on tensors of extents as object arrays, or None if they are no extents.
 
     Args:
@@ -71,7 +84,8 @@ def fold(op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | No
         arrays: operand elements as object arrays of `int`, `bool`, `float`, `Dim`, `Ratio`.
 
     Raises:
-        UndecidedError: a comparison has no answer that holds for all values of the symbols, and there are no hints.
+        UndecidedError: a comparison has no answer that holds for all values of the symbols, and
+            there are no hints.
     """
     own: Any = getattr(op, "fold_dims", None)
     try:
@@ -104,7 +118,8 @@ def _map(function: Callable[..., Any], arrays: Sequence[Array | None]) -> Array:
     return out.reshape(shape)
 
 
-# -- movement ----------------------------------------------------------------------------------------------------------
+# -- movement
+# ----------------------------------------------------------------------------------------
 
 _MOVES = (
     Concat,
@@ -136,9 +151,9 @@ def _move(op: Op, arrays: Sequence[Array | None]) -> Array:
         return _objects([_add(dtype, start, _mul(dtype, i, delta)) for i in range(_whole(op.size))])
     given = [np.asarray(a, object) if a is not None else None for a in arrays]
     if isinstance(op, _INDEXED):
-        given[1] = np.array([_whole(x) for x in cast("Array", given[1]).reshape(-1)], np.int64).reshape(
-            cast("Array", given[1]).shape
-        )
+        given[1] = np.array(
+            [_whole(x) for x in cast("Array", given[1]).reshape(-1)], np.int64
+        ).reshape(cast("Array", given[1]).shape)
     return np.asarray(op.reference(*given), object)
 
 
@@ -155,7 +170,9 @@ def _whole(x: Any) -> int:
     return int(x)
 
 
-def _reduce(op: Reduce, types: Sequence[TensorType | None], arrays: Sequence[Array | None]) -> Array:
+def _reduce(
+    op: Reduce, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
+) -> Array:
     x, type_ = cast("Array", arrays[0]), cast("TensorType", types[0])
     step = {"sum": _add, "prod": _mul, "max": _max, "min": _min}.get(op.kind)
     if step is None:
@@ -173,7 +190,8 @@ def _reduce(op: Reduce, types: Sequence[TensorType | None], arrays: Sequence[Arr
     return out.reshape(shape)
 
 
-# -- arithmetic --------------------------------------------------------------------------------------------------------
+# -- arithmetic
+# --------------------------------------------------------------------------------------
 
 
 def _symbolic(*elements: Any) -> bool:
@@ -266,7 +284,12 @@ def _divide(dtype: DType, a: Any, b: Any) -> Any:
 def _floor_mod(dtype: DType, a: Any, b: Any) -> Any:
     if not _symbolic(a, b):
         return a % b
-    if dtype.is_float or isinstance(a, Ratio) or isinstance(b, Ratio) or less_equal(1, b) is not True:
+    if (
+        dtype.is_float
+        or isinstance(a, Ratio)
+        or isinstance(b, Ratio)
+        or less_equal(1, b) is not True
+    ):
         raise _NotFoldableError
     return a % b
 
@@ -349,7 +372,8 @@ def _whole_float(x: float) -> int | float:
     return int(x) if x.is_integer() and abs(x) < 2**53 else x
 
 
-# -- comparison and selection ------------------------------------------------------------------------------------------
+# -- comparison and selection
+# ------------------------------------------------------------------------
 
 
 def _crossed(a: Any, b: Any) -> tuple[Dim, Dim]:

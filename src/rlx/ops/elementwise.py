@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Elementwise operators: arithmetic, comparison, logic, activations, casts.
 
-Each is one function over scalars, with NumPy broadcasting. Called on values it adds a node, called on scalars it is
-part of another operator's body. Narrow floats are computed in f32 and rounded once.
+Each is one function over scalars, with NumPy broadcasting. Called on values it adds a node, called
+on scalars it is part of another operator's body. Narrow floats are computed in f32 and rounded
+once.
 """
 
 from __future__ import annotations
@@ -123,7 +124,8 @@ def _number(value: float, like: Scalar) -> Scalar:
     return like.builder.const(value, like.dtype)
 
 
-# -- one operand -------------------------------------------------------------------------------------------------------
+# -- one operand
+# -------------------------------------------------------------------------------------
 
 
 @elementwise(NUMERIC)
@@ -324,7 +326,8 @@ def bit_not(x: Scalar) -> Scalar:
     return _emit("not", x)
 
 
-# -- two operands ------------------------------------------------------------------------------------------------------
+# -- two operands
+# ------------------------------------------------------------------------------------
 
 
 @elementwise(NUMERIC)
@@ -471,7 +474,8 @@ def atan2(a: Scalar, b: Scalar) -> Scalar:
     return _emit("atan2", a, b)
 
 
-# -- selection ---------------------------------------------------------------------------------------------------------
+# -- selection
+# ---------------------------------------------------------------------------------------
 
 
 @elementwise(
@@ -493,7 +497,8 @@ def clamp(x: Scalar, low: Scalar, high: Scalar) -> Scalar:
     return _emit("min", _emit("max", x, low), high)
 
 
-# -- activations -------------------------------------------------------------------------------------------------------
+# -- activations
+# -------------------------------------------------------------------------------------
 
 
 @elementwise(FLOATS | INTEGERS)
@@ -601,7 +606,8 @@ def hard_swish(x: Scalar) -> Scalar:
     return x * _hard_sigmoid(x, 1 / 6, 0.5)
 
 
-# -- casts -------------------------------------------------------------------------------------------------------------
+# -- casts
+# -------------------------------------------------------------------------------------------
 
 _NO_KERNEL = frozenset({DType.C64, DType.C128, DType.I4, DType.U4, DType.F8E4M3, DType.F8E5M2})
 
@@ -611,13 +617,13 @@ _NO_KERNEL = frozenset({DType.C64, DType.C128, DType.I4, DType.U4, DType.F8E4M3,
 class Cast(Op):
     """x converted to a dtype, same shape.
 
-    Float to integer truncates and saturates, NaN gives 0; anything to bool is ``!= 0``; to a narrower float rounds to
-    nearest even.
+    Float to integer truncates and saturates, NaN gives 0; anything to bool is ``!= 0``; to a
+    narrower float rounds to nearest even.
 
     Attributes:
         to: the dtype of the result.
-        saturate: for fp8 targets, clamp what is too large to the largest finite value instead of making it NaN or
-            infinite.
+        saturate: for fp8 targets, clamp what is too large to the largest finite value instead of
+            making it NaN or infinite.
     """
 
     operands = ("x",)

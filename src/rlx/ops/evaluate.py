@@ -9,7 +9,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from rlx.base import numeric
-from rlx.base.dims import Dim, DimExpr, Symbol, evaluate as evaluate_dim
+from rlx.base.dims import Dim, DimExpr, Symbol
+from rlx.base.dims import evaluate as evaluate_dim
 from rlx.base.dtypes import DType
 from rlx.base.errors import ExecutionError, PassError, UsageError
 from rlx.base.numeric import Array
@@ -35,7 +36,8 @@ def evaluate(
 ) -> dict[str, Array]:
     """Return the outputs of a graph by name.
 
-    Narrow floats are widened to f32 before an operator sees them; each result is rounded once to its declared dtype.
+    Narrow floats are widened to f32 before an operator sees them; each result is rounded once to
+    its declared dtype.
 
     Args:
         graph: what to run.
@@ -45,7 +47,8 @@ def evaluate(
         observe: called after every node.
 
     Raises:
-        UsageError: an input is missing or does not fit its type, or a guard of the graph does not hold.
+        UsageError: an input is missing or does not fit its type, or a guard of the graph does not
+            hold.
         ExecutionError: the data broke a rule of an operator; names the node.
         PassError: an operator's result is not of the type its rule gave.
     """
@@ -82,7 +85,8 @@ def run_op(
     return _Runner({}, exact, None).apply(op, arrays, tuple(regions), results, op.name)
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
+# -- arguments
+# ---------------------------------------------------------------------------------------
 
 
 def _bind_symbols(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
@@ -119,7 +123,9 @@ def _checked(array: Array, value: Value, what: str, env: Mapping[str, int]) -> A
     wanted = _extents(value.type, env, what)
     if DType.of(array.dtype) is not value.type.dtype or array.shape != wanted:
         shown = f"{DType.of(array.dtype)}{list(array.shape)}"
-        raise UsageError(f"{what} is {shown}, expected {value.type} = {value.type.dtype}{list(wanted)}")
+        raise UsageError(
+            f"{what} is {shown}, expected {value.type} = {value.type.dtype}{list(wanted)}"
+        )
     return array
 
 
@@ -127,7 +133,9 @@ def _extents(type_: TensorType, env: Mapping[str, int], what: str) -> tuple[int,
     try:
         return tuple(evaluate_dim(d, env) for d in type_.shape)
     except KeyError as error:
-        raise UsageError(f"{what} has type {type_}, but no input gives the value of {error.args[0]}") from error
+        raise UsageError(
+            f"{what} has type {type_}, but no input gives the value of {error.args[0]}"
+        ) from error
 
 
 def _check_guard(guard: Any, env: dict[str, int]) -> None:
@@ -136,10 +144,13 @@ def _check_guard(guard: Any, env: dict[str, int]) -> None:
     except KeyError:  # about a symbol that this graph does not have any more
         return
     if not holds:
-        raise UsageError(f"the graph was built under the assumption {guard}, which these inputs do not meet")
+        raise UsageError(
+            f"the graph was built under the assumption {guard}, which these inputs do not meet"
+        )
 
 
-# -- running -----------------------------------------------------------------------------------------------------------
+# -- running
+# -----------------------------------------------------------------------------------------
 
 
 class _Runner:
@@ -157,9 +168,11 @@ class _Runner:
             results = self._node(node, arrays)
             if self.observe is not None:
                 self.observe(node, results)
-            for value, array in zip(node.results, results, strict=True):
-                if value.uses or value in kept:
-                    values[value] = array
+            values.update(
+                (value, array)
+                for value, array in zip(node.results, results, strict=True)
+                if value.uses or value in kept
+            )
             for operand in node.operands:
                 if operand is not None:
                     left[operand] = left.get(operand, len(operand.uses)) - 1
@@ -218,10 +231,14 @@ class _Regions:
         return len(self._blocks[index].results)
 
 
+def _static(type_: TensorType) -> tuple[int, ...]:
+    return tuple(int(d) for d in type_.shape)
+
+
 def _rounded(result: Array | list[Array], type_: TensorType, where: str) -> Array:
     """Return a result in its declared dtype; a list is stacked along a new first axis."""
     if isinstance(result, list):
-        result = np.stack(result) if result else np.zeros(type_.shape, type_.dtype.numpy)  # pyright: ignore
+        result = np.stack(result) if result else np.zeros(_static(type_), type_.dtype.numpy)
     array = np.asarray(result)
     have = DType.of(array.dtype)
     both_float = have.is_float and type_.dtype.is_float

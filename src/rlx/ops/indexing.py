@@ -71,7 +71,8 @@ def _grid(shape: Sequence[int], axes: Sequence[int]) -> list[Array]:
     return [np.arange(shape[a]).reshape([-1 if i == a else 1 for i in range(rank)]) for a in axes]
 
 
-# -- gather ------------------------------------------------------------------------------------------------------------
+# -- gather
+# ------------------------------------------------------------------------------------------
 
 
 @op("gather")
@@ -188,7 +189,9 @@ class GatherND(Op):
     def infer(self, x: TensorType, indices: TensorType) -> TensorType:  # noqa: D102
         depth = _depth(indices)
         if self.batch_dims + depth > x.rank or self.batch_dims >= indices.rank:
-            raise TypeRuleError(f"indices {indices} with {self.batch_dims} batch axes name too many axes of {x}")
+            raise TypeRuleError(
+                f"indices {indices} with {self.batch_dims} batch axes name too many axes of {x}"
+            )
         for axis in range(self.batch_dims):
             require_equal(x.shape[axis], indices.shape[axis], f"batch axis {axis}")
         return x.with_shape((*indices.shape[:-1], *x.shape[self.batch_dims + depth :]))
@@ -208,7 +211,8 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
     return emit_one(GatherND(batch_dims), x, indices)
 
 
-# -- scatter -----------------------------------------------------------------------------------------------------------
+# -- scatter
+# -----------------------------------------------------------------------------------------
 
 _MERGE: dict[str, Callable[..., None]] = {
     "add": np.add.at,
@@ -257,8 +261,12 @@ class ScatterElements(Op):
     axis: int = 0
     reduction: str = "none"
     samples: ClassVar[tuple[Sample, ...]] = (
-        Sample((Operand((4, 5)), _index(5, 4, 3), Operand((4, 3))), {"axis": 1, "reduction": "add"}),
-        Sample((Operand((4, 5)), _index(4, 2, 5), Operand((2, 5))), {"axis": 0, "reduction": "max"}),
+        Sample(
+            (Operand((4, 5)), _index(5, 4, 3), Operand((4, 3))), {"axis": 1, "reduction": "add"}
+        ),
+        Sample(
+            (Operand((4, 5)), _index(4, 2, 5), Operand((2, 5))), {"axis": 0, "reduction": "max"}
+        ),
         Sample((Operand((4, 5)), _index(4, 1, 5), Operand((1, 5))), {"axis": 0}),
         Sample((Operand((4,)), _index(4, 0), Operand((0,))), {"axis": 0}),
     )
@@ -275,9 +283,13 @@ class ScatterElements(Op):
         return True
 
 
-def scatter_elements(x: Value, indices: Value, updates: Value, axis: int = 0, reduction: str = "none") -> Value:
+def scatter_elements(
+    x: Value, indices: Value, updates: Value, axis: int = 0, reduction: str = "none"
+) -> Value:
     """Return x with the elements at `indices` along an axis replaced or merged."""
-    return emit_one(ScatterElements(normalize_axis(axis, x.type.rank), reduction), x, indices, updates)
+    return emit_one(
+        ScatterElements(normalize_axis(axis, x.type.rank), reduction), x, indices, updates
+    )
 
 
 @op("scatter_nd")
@@ -324,7 +336,8 @@ def scatter_nd(x: Value, indices: Value, updates: Value, reduction: str = "none"
     return emit_one(ScatterND(reduction), x, indices, updates)
 
 
-# -- one-hot -----------------------------------------------------------------------------------------------------------
+# -- one-hot
+# -----------------------------------------------------------------------------------------
 
 
 @op("one_hot")
@@ -358,7 +371,9 @@ class OneHot(Op):
     def reference(self, indices: Array, values: Array) -> Array:  # noqa: D102
         depth, whole = int(self.depth), indices.astype(np.int64)
         axis = normalize_axis(self.axis, indices.ndim + 1)
-        classes = np.arange(depth).reshape([-1 if i == axis else 1 for i in range(indices.ndim + 1)])
+        classes = np.arange(depth).reshape(
+            [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
+        )
         positive = np.expand_dims(np.where(whole < 0, whole + depth, whole), axis)
         return np.where(classes == positive, values[1], values[0])
 

@@ -66,7 +66,8 @@ def _moves(dtype: DType) -> Body:
     return Body((dtype,), (), (0,))
 
 
-# -- reshape -----------------------------------------------------------------------------------------------------------
+# -- reshape
+# -----------------------------------------------------------------------------------------
 
 
 @op("reshape")
@@ -134,7 +135,8 @@ def flatten(x: Value, axis: int = 1) -> Value:
     return reshape(x, (product(x.type.shape[:axis]), product(x.type.shape[axis:])))
 
 
-# -- transpose and expand ----------------------------------------------------------------------------------------------
+# -- transpose and expand
+# ----------------------------------------------------------------------------
 
 
 @op("transpose")
@@ -167,7 +169,11 @@ class Transpose(Op):
 def transpose(x: Value, perm: Sequence[int] | None = None) -> Value:
     """Return x with its axes in another order; reversed by default."""
     rank = x.type.rank
-    order = tuple(reversed(range(rank))) if perm is None else tuple(normalize_axis(p, rank) for p in perm)
+    order = (
+        tuple(reversed(range(rank)))
+        if perm is None
+        else tuple(normalize_axis(p, rank) for p in perm)
+    )
     return x if order == tuple(range(rank)) else emit_one(Transpose(order), x)
 
 
@@ -189,7 +195,7 @@ class Expand(Op):
         if lead < 0:
             raise TypeRuleError(f"{x} has more axes than the shape {self.shape}")
         for have, want in zip(x.shape, self.shape[lead:], strict=True):
-            if have != 1 and have != want:
+            if have not in (1, want):
                 require_equal(have, want, f"expand of {x} to {self.shape}")
         return x.with_shape(self.shape)
 
@@ -207,7 +213,8 @@ def expand(x: Value, shape: Sequence[Dim]) -> Value:
     return x if wanted == x.type.shape else emit_one(Expand(wanted), x)
 
 
-# -- slices ------------------------------------------------------------------------------------------------------------
+# -- slices
+# ------------------------------------------------------------------------------------------
 
 
 @op("slice")
@@ -234,8 +241,12 @@ class Slice(Op):
 
     def infer(self, x: TensorType) -> TensorType:  # noqa: D102
         if not len(self.starts) == len(self.sizes) == len(self.steps) == x.rank:
-            raise TypeRuleError(f"starts, sizes and steps need one entry for each of the {x.rank} axes of {x}")
-        for axis, (start, size, step) in enumerate(zip(self.starts, self.sizes, self.steps, strict=True)):
+            raise TypeRuleError(
+                f"starts, sizes and steps need one entry for each of the {x.rank} axes of {x}"
+            )
+        for axis, (start, size, step) in enumerate(
+            zip(self.starts, self.sizes, self.steps, strict=True)
+        ):
             self._check(axis, x.shape[axis], start, size, step)
         return x.with_shape(self.sizes)
 
@@ -251,9 +262,12 @@ class Slice(Op):
         for index in (start, last):
             low = less_equal(0, canon(index))
             high = less_equal(canon(index + 1), canon(extent))
-            # Only what is outside for every value of the symbols is refused; sizes may be 0 for some.
+            # Only what is outside for every value of the symbols is refused; sizes may be 0 for
+            # some.
             if (low is False or high is False) and less_equal(1, size) is True:
-                raise TypeRuleError(f"index {index} of axis {axis} is outside an extent of {extent}")
+                raise TypeRuleError(
+                    f"index {index} of axis {axis} is outside an extent of {extent}"
+                )
 
     def reference(self, x: Array) -> Array:  # noqa: D102
         index: list[Any] = []
@@ -265,7 +279,9 @@ class Slice(Op):
 
     def region(self, x: TensorType) -> Region:
         """Return the move as an index map."""
-        axes = tuple(AxisMap(i, a, s) for i, (a, s) in enumerate(zip(self.starts, self.steps, strict=True)))
+        axes = tuple(
+            AxisMap(i, a, s) for i, (a, s) in enumerate(zip(self.starts, self.steps, strict=True))
+        )
         return Region(_moves(x.dtype), self.sizes, (IndexMap(x.rank, axes),))
 
 
@@ -306,11 +322,14 @@ def split(x: Value, sizes: Sequence[Dim], axis: int = 0) -> tuple[Value, ...]:
     for size in sizes:
         parts.append(slice_axis(x, axis, total, size))
         total = total + size
-    require_equal(total, x.type.shape[axis], f"split of axis {axis} of {x.type} into {tuple(sizes)}")
+    require_equal(
+        total, x.type.shape[axis], f"split of axis {axis} of {x.type} into {tuple(sizes)}"
+    )
     return tuple(parts)
 
 
-# -- joining -----------------------------------------------------------------------------------------------------------
+# -- joining
+# -----------------------------------------------------------------------------------------
 
 
 @op("concat")
@@ -336,7 +355,11 @@ class Concat(Op):
             if other.dtype is not first.dtype or other.rank != first.rank:
                 raise TypeRuleError(f"{first} and {other} have different dtypes or ranks")
             for i, dim in enumerate(other.shape):
-                shape[i] = shape[i] + dim if i == axis else require_equal(shape[i], dim, f"concat, axis {i}")
+                shape[i] = (
+                    shape[i] + dim
+                    if i == axis
+                    else require_equal(shape[i], dim, f"concat, axis {i}")
+                )
         return first.with_shape(shape)
 
     def reference(self, *arrays: Array) -> Array:  # noqa: D102
@@ -362,8 +385,8 @@ class Pad(Op):
     Attributes:
         before: number of elements in front, per axis, >= 0.
         after: number of elements at the end.
-        mode: `constant` (the operand `value`, 0 where absent), `edge` (the outermost element), `reflect` (mirrored
-            without repeating the edge), `wrap` (the other end).
+        mode: `constant` (the operand `value`, 0 where absent), `edge` (the outermost element),
+            `reflect` (mirrored without repeating the edge), `wrap` (the other end).
     """
 
     operands = ("x", "value?")
@@ -376,12 +399,18 @@ class Pad(Op):
         Sample((Operand((3, 4)), None), {"before": (1, 2), "after": (2, 5), "mode": "edge"}),
         Sample((Operand((3, 4)), None), {"before": (1, 2), "after": (2, 1), "mode": "wrap"}),
         Sample((Operand((0, 2)), None), {"before": (1, 0), "after": (0, 1)}),
-        Sample((Operand((3,)), None), {"before": (3,), "after": (0,), "mode": "reflect"}, error="reflect"),
+        Sample(
+            (Operand((3,)), None),
+            {"before": (3,), "after": (0,), "mode": "reflect"},
+            error="reflect",
+        ),
     )
 
     def infer(self, x: TensorType, value: TensorType | None = None) -> TensorType:  # noqa: D102
         if not len(self.before) == len(self.after) == x.rank:
-            raise TypeRuleError(f"before and after need one entry for each of the {x.rank} axes of {x}")
+            raise TypeRuleError(
+                f"before and after need one entry for each of the {x.rank} axes of {x}"
+            )
         if self.mode not in ("constant", "reflect", "edge", "wrap"):
             raise TypeRuleError(f"mode {self.mode!r} is none of constant, reflect, edge, wrap")
         if value is not None and (value.rank or value.dtype is not x.dtype):
@@ -389,14 +418,18 @@ class Pad(Op):
         for axis, (extent, a, b) in enumerate(zip(x.shape, self.before, self.after, strict=True)):
             for count in (a, b):
                 self._check(axis, extent, count)
-        return x.with_shape(tuple(a + d + b for d, a, b in zip(x.shape, self.before, self.after, strict=True)))
+        return x.with_shape(
+            tuple(a + d + b for d, a, b in zip(x.shape, self.before, self.after, strict=True))
+        )
 
     def _check(self, axis: int, extent: Dim, count: Dim) -> None:
         if less_equal(0, count) is False:
             raise TypeRuleError(f"padding of {count} at axis {axis} is negative; use a slice")
         limit = {"constant": None, "edge": None, "reflect": extent - 1, "wrap": extent}[self.mode]
         if limit is not None and less_equal(count, limit) is False and count != 0:
-            raise TypeRuleError(f"{self.mode} padding of {count} exceeds {limit} at axis {axis} of extent {extent}")
+            raise TypeRuleError(
+                f"{self.mode} padding of {count} exceeds {limit} at axis {axis} of extent {extent}"
+            )
         if self.mode == "edge" and extent == 0 and count != 0:
             raise TypeRuleError(f"edge padding of axis {axis}, which is empty")
 
@@ -419,7 +452,9 @@ class Pad(Op):
             x = concat([p for p in (front, x, back) if p is not None], axis)
         return x
 
-    def _part(self, x: Value, axis: int, count: Dim, value: Value | None, *, front: bool) -> Value | None:
+    def _part(
+        self, x: Value, axis: int, count: Dim, value: Value | None, *, front: bool
+    ) -> Value | None:
         if count == 0:
             return None
         extent = x.type.shape[axis]
@@ -434,7 +469,11 @@ class Pad(Op):
 
 
 def pad(
-    x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str = "constant", value: Value | None = None
+    x: Value,
+    before: Sequence[Dim],
+    after: Sequence[Dim],
+    mode: str = "constant",
+    value: Value | None = None,
 ) -> Value:
     """Return x with elements added at both ends of every axis. See `Pad`."""
     first, last = tuple(before), tuple(after)
@@ -457,7 +496,9 @@ class Tile(Op):
 
     def infer(self, x: TensorType) -> TensorType:  # noqa: D102
         if len(self.repeats) != x.rank:
-            raise TypeRuleError(f"repeats {self.repeats} need one entry for each of the {x.rank} axes of {x}")
+            raise TypeRuleError(
+                f"repeats {self.repeats} need one entry for each of the {x.rank} axes of {x}"
+            )
         if any(less_equal(0, r) is False for r in self.repeats):
             raise TypeRuleError(f"repeats {self.repeats} are negative")
         return x.with_shape(tuple(d * r for d, r in zip(x.shape, self.repeats, strict=True)))
@@ -481,10 +522,15 @@ class Tile(Op):
 def tile(x: Value, repeats: Sequence[Dim]) -> Value:
     """Return x repeated along every axis."""
     counts = tuple(repeats)
-    return x if all(r == 1 for r in counts) and len(counts) == x.type.rank else emit_one(Tile(counts), x)
+    return (
+        x
+        if all(r == 1 for r in counts) and len(counts) == x.type.rank
+        else emit_one(Tile(counts), x)
+    )
 
 
-# -- blocks, triangles, ranges -----------------------------------------------------------------------------------------
+# -- blocks, triangles, ranges
+# -----------------------------------------------------------------------
 
 
 def depth_to_space(x: Value, block: int, mode: str = "DCR") -> Value:

@@ -52,7 +52,8 @@ def _require_float(*types: TensorType | None) -> None:
             raise TypeRuleError(f"does not accept {type_.dtype}; cast to a float first")
 
 
-# -- softmax -----------------------------------------------------------------------------------------------------------
+# -- softmax
+# -----------------------------------------------------------------------------------------
 
 
 def _softmax(x: Scalar) -> Scalar:
@@ -82,12 +83,12 @@ class _AlongAxis(Op):
     function: ClassVar[Callable[[Scalar], Scalar]]
     axis: int = -1
 
-    def infer(self, x: TensorType) -> TensorType:  # noqa: D102
+    def infer(self, x: TensorType) -> TensorType:
         _require_float(x)
         normalize_axis(self.axis, x.rank)
         return x
 
-    def reference(self, x: Array) -> Array:  # noqa: D102
+    def reference(self, x: Array) -> Array:
         line = np.moveaxis(x, self.axis, -1)
         (result,) = evaluate_body(self._body(DType.of(x.dtype)), [line], 1)
         return np.ascontiguousarray(np.moveaxis(result, -1, self.axis))
@@ -138,7 +139,8 @@ def log_softmax(x: Value, axis: int = -1) -> Value:
     return emit_one(LogSoftmax(normalize_axis(axis, x.type.rank)), x)
 
 
-# -- layer and root mean square norms ----------------------------------------------------------------------------------
+# -- layer and root mean square norms
+# ----------------------------------------------------------------
 
 
 def _layer(x: Scalar, count: Scalar | float, eps: float) -> Scalar:
@@ -159,7 +161,7 @@ class _RowNorm(Op):
     axis: int = -1
     eps: float = 1e-5
 
-    def infer(self, x: TensorType, *factors: TensorType | None) -> TensorType:  # noqa: D102
+    def infer(self, x: TensorType, *factors: TensorType | None) -> TensorType:
         _require_float(x, *factors)
         normalize_axis(self.axis, x.rank)
         for factor in factors:
@@ -188,12 +190,14 @@ class _RowNorm(Op):
     def _rows(self, rank: int) -> int:
         return rank - normalize_axis(self.axis, rank)
 
-    def reference(self, x: Array, *factors: Array | None) -> Array:  # noqa: D102
+    def reference(self, x: Array, *factors: Array | None) -> Array:
         rows = self._rows(x.ndim)
         count = int(np.prod(x.shape[x.ndim - rows :]))
         given = [f.reshape((1,) * (x.ndim - f.ndim) + f.shape) for f in factors if f is not None]
         arrays = [x, *given]
-        body = self._body([DType.of(a.dtype) for a in arrays], [f is not None for f in factors], count)
+        body = self._body(
+            [DType.of(a.dtype) for a in arrays], [f is not None for f in factors], count
+        )
         return evaluate_body(body, arrays, rows)[0]
 
     def region(self, x: TensorType, *factors: TensorType | None) -> Region | None:
@@ -224,8 +228,8 @@ class _RowNorm(Op):
 class LayerNorm(_RowNorm):
     """y = (x - mean) / sqrt(variance + eps) * scale + bias over the axes from `axis` on.
 
-    The variance is the mean of the squared deviations (in f32 for f16, bf16 and f32: deviations above 1e19 overflow).
-    Scale and bias broadcast to x. Source: Ba, Kiros, Hinton 2016.
+    The variance is the mean of the squared deviations (in f32 for f16, bf16 and f32: deviations
+    above 1e19 overflow). Scale and bias broadcast to x. Source: Ba, Kiros, Hinton 2016.
 
     Attributes:
         axis: the first normalised axis.
@@ -266,7 +270,11 @@ class RmsNorm(_RowNorm):
 
 
 def layer_norm(
-    x: Value, scale: Value | None = None, bias: Value | None = None, axis: int = -1, eps: float = 1e-5
+    x: Value,
+    scale: Value | None = None,
+    bias: Value | None = None,
+    axis: int = -1,
+    eps: float = 1e-5,
 ) -> Value:
     """Return x normalised over the axes from `axis` on."""
     return emit_one(LayerNorm(normalize_axis(axis, x.type.rank), eps), x, scale, bias)
@@ -277,7 +285,8 @@ def rms_norm(x: Value, scale: Value | None = None, axis: int = -1, eps: float = 
     return emit_one(RmsNorm(normalize_axis(axis, x.type.rank), eps), x, scale)
 
 
-# -- norms of channels -------------------------------------------------------------------------------------------------
+# -- norms of channels
+# -------------------------------------------------------------------------------
 
 
 def _check_channels(x: TensorType, factors: Sequence[TensorType | None], rank: int) -> None:
@@ -362,7 +371,8 @@ class GroupNorm(Op):
         shape = self._grouped(x.shape)
         size = int(shape[2])
         factors = [
-            None if f is None else f.reshape((self.groups, size, *([1] * (x.ndim - 2)))) for f in (scale, bias)
+            None if f is None else f.reshape((self.groups, size, *([1] * (x.ndim - 2))))
+            for f in (scale, bias)
         ]
         parts = x.reshape((x.shape[0], self.groups, size, *x.shape[2:]))
         return LayerNorm(2, self.eps).reference(parts, *factors).reshape(x.shape)
@@ -390,18 +400,29 @@ class BatchNorm(Op):
     eps: float = 1e-5
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
-            (Operand((2, 3, 4, 5)), *(Operand((3,)) for _ in range(3)), Operand((3,), fill="positive")),
+            (
+                Operand((2, 3, 4, 5)),
+                *(Operand((3,)) for _ in range(3)),
+                Operand((3,), fill="positive"),
+            ),
             {},
         ),
-        Sample((Operand((4, 3)), *(Operand((3,)) for _ in range(3)), Operand((3,), fill="positive")), {"eps": 1e-3}),
+        Sample(
+            (Operand((4, 3)), *(Operand((3,)) for _ in range(3)), Operand((3,), fill="positive")),
+            {"eps": 1e-3},
+        ),
     )
 
     def infer(self, x: TensorType, *factors: TensorType) -> TensorType:  # noqa: D102
         if len(factors) != 4:
-            raise TypeRuleError(f"needs scale, bias, mean and variance, found {len(factors)} factors")
+            raise TypeRuleError(
+                f"needs scale, bias, mean and variance, found {len(factors)} factors"
+            )
         _check_channels(x, factors, 2)
         if any(f.dtype is not x.dtype for f in factors):
-            raise TypeRuleError(f"x is {x.dtype}, the factors are {', '.join(str(f.dtype) for f in factors)}")
+            raise TypeRuleError(
+                f"x is {x.dtype}, the factors are {', '.join(str(f.dtype) for f in factors)}"
+            )
         return x
 
     def reference(self, x: Array, scale: Array, bias: Array, mean: Array, variance: Array) -> Array:  # noqa: D102
@@ -413,7 +434,9 @@ class BatchNorm(Op):
         """Return x * factor + shift, where both depend on the params only (computed at least in f32)."""
         dtype = x.type.dtype
         wide = dtype.compute
-        x, scale, bias, mean, variance = (ew.cast(v, wide) for v in (x, scale, bias, mean, variance))
+        x, scale, bias, mean, variance = (
+            ew.cast(v, wide) for v in (x, scale, bias, mean, variance)
+        )
         factor = ew.div(scale, ew.sqrt(ew.add(variance, constant(self.eps, wide))))
         shift = ew.sub(bias, ew.mul(mean, factor))
         rank = x.type.rank
@@ -432,6 +455,8 @@ def group_norm(
     return emit_one(GroupNorm(groups, eps), x, scale, bias)
 
 
-def batch_norm(x: Value, scale: Value, bias: Value, mean: Value, variance: Value, eps: float = 1e-5) -> Value:
+def batch_norm(
+    x: Value, scale: Value, bias: Value, mean: Value, variance: Value, eps: float = 1e-5
+) -> Value:
     """Return x [N, C, ...] normalised by given statistics per channel."""
     return emit_one(BatchNorm(eps), x, scale, bias, mean, variance)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reductions, arg-reductions, cumulative sums and the k largest.
 
-A reduction is a body with row instructions over its trailing axes; other axes are transposed to the end first. Sums of
-narrow floats accumulate in f32. NaN is kept by every kind and is the greatest value in an order.
+A reduction is a body with row instructions over its trailing axes; other axes are transposed to the
+end first. Sums of narrow floats accumulate in f32. NaN is kept by every kind and is the greatest
+value in an order.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ def _rsum(x: Scalar) -> Scalar:
 
 def _logsumexp(x: Scalar) -> Scalar:
     top = _emit("rmax", x)
-    # An infinite maximum must not be subtracted from itself: +inf gives +inf, a row of -inf gives -inf.
+    # An infinite maximum must not be subtracted from itself: +inf gives +inf, a row of -inf gives
+    # -inf.
     shift = _emit("select", _emit("isinf", top), top.builder.const(0, top.dtype), top)
     return _emit("log", _rsum(_emit("exp", x - shift))) + shift
 
@@ -97,7 +99,11 @@ _IN_FLOAT = frozenset({"l2", "logsum", "logsumexp"})
 def _body(kind: str, dtype: DType, count: int | None) -> Body:
     """Return the reduction of a row of `count` elements, or of a single element where that is None."""
     if count is None:
-        return trace(_SINGLE.get(kind, lambda x: x), (dtype,)) if kind in _SINGLE else Body((dtype,), (), (0,))
+        return (
+            trace(_SINGLE.get(kind, lambda x: x), (dtype,))
+            if kind in _SINGLE
+            else Body((dtype,), (), (0,))
+        )
     if kind != "mean":
         return trace(_ROWS[kind], (dtype,))
     if dtype.is_integer:  # the sum of many small integers needs the room
@@ -121,10 +127,12 @@ def _to_the_end(rank: int, axes: Sequence[int]) -> tuple[int, ...]:
 class Reduce(Op):
     """One number for all elements along axes.
 
-    Kinds: sum, mean, max, min, prod, sumsq (sum of x^2), l1 (sum of |x|), l2 (square root of sumsq), logsum (log of the
-    sum), logsumexp (log of the sum of e^x, without overflow). An empty row gives the identity: 0, 1 for prod, -inf or
-    the type's minimum for max, +inf or its maximum for min, NaN for mean. Integers wrap; their mean truncates; their
-    l2, logsum and logsumexp are computed in f64 and truncated. Without axes each element is a row of its own.
+    Kinds: sum, mean, max, min, prod, sumsq (sum of x^2), l1 (sum of |x|), l2 (square root of
+        sumsq), logsum (log of the
+    sum), logsumexp (log of the sum of e^x, without overflow). An empty row gives the identity: 0, 1
+    for prod, -inf or the type's minimum for max, +inf or its maximum for min, NaN for mean.
+    Integers wrap; their mean truncates; their l2, logsum and logsumexp are computed in f64 and
+    truncated. Without axes each element is a row of its own.
 
     Attributes:
         kind: one of the kinds.
@@ -137,8 +145,14 @@ class Reduce(Op):
     axes: tuple[int, ...]
     keepdims: bool = True
     samples: ClassVar[tuple[Sample, ...]] = (
-        *(Sample((Operand((3, 33)),), {"kind": k, "axes": (1,)}) for k in ("sum", "mean", "max", "min", "sumsq", "l1")),
-        *(Sample((Operand((3, 17), fill="positive"),), {"kind": k, "axes": (1,)}) for k in ("l2", "logsum")),
+        *(
+            Sample((Operand((3, 33)),), {"kind": k, "axes": (1,)})
+            for k in ("sum", "mean", "max", "min", "sumsq", "l1")
+        ),
+        *(
+            Sample((Operand((3, 17), fill="positive"),), {"kind": k, "axes": (1,)})
+            for k in ("l2", "logsum")
+        ),
         Sample((Operand((3, 33)),), {"kind": "logsumexp", "axes": (1,)}),
         Sample((Operand((3, 5), fill="unit"),), {"kind": "prod", "axes": (1,)}),
         Sample((Operand((2, 5, 3, 4)),), {"kind": "mean", "axes": (1, 2), "keepdims": False}),
@@ -190,7 +204,9 @@ class Reduce(Op):
         """Return a reduction of trailing axes with what moves them there; None if it is one already."""
         axes = normalize_axes(self.axes, x.type.rank)
         if x.type.dtype.is_integer and self.kind in _IN_FLOAT:
-            return ew.cast(_reduce(self.kind, ew.cast(x, DType.F64), axes, self.keepdims), x.type.dtype)
+            return ew.cast(
+                _reduce(self.kind, ew.cast(x, DType.F64), axes, self.keepdims), x.type.dtype
+            )
         shape = self.infer(x.type).shape
         rank, n = x.type.rank, len(axes)
         trailing = tuple(range(rank - n, rank))
@@ -269,7 +285,8 @@ def reduce_logsumexp(x: Value, axes: Sequence[int] | None = None, keepdims: bool
     return _reduce("logsumexp", x, axes, keepdims)
 
 
-# -- positions ---------------------------------------------------------------------------------------------------------
+# -- positions
+# ---------------------------------------------------------------------------------------
 
 
 @op("arg_reduce")
@@ -291,8 +308,12 @@ class ArgReduce(Op):
     select_last: bool = False
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample((Operand((3, 33)),), {"kind": "max", "axis": 1}),
-        Sample((Operand((3, 5, 2), fill="special"),), {"kind": "max", "axis": 1, "keepdims": False}),
-        Sample((Operand((3, 33), fill="special"),), {"kind": "min", "axis": 1, "select_last": True}),
+        Sample(
+            (Operand((3, 5, 2), fill="special"),), {"kind": "max", "axis": 1, "keepdims": False}
+        ),
+        Sample(
+            (Operand((3, 33), fill="special"),), {"kind": "min", "axis": 1, "select_last": True}
+        ),
         Sample((Operand((3, 0)),), {"kind": "max", "axis": 1}, error="empty"),
     )
 
@@ -327,7 +348,9 @@ class ArgReduce(Op):
         best = _reduce(self.kind, x, (axis,), True)
         hit = ew.equal(x, best)
         if x.type.dtype.is_float:
-            hit = ew.logical_or(hit, ew.is_nan(x))  # if there is a NaN, `best` is one and equals nothing
+            hit = ew.logical_or(
+                hit, ew.is_nan(x)
+            )  # if there is a NaN, `best` is one and equals nothing
         index = reshape(arange(extent), tuple(extent if i == axis else 1 for i in range(rank)))
         if self.select_last:
             return reduce_max(ew.where(hit, index, constant(-1, DType.I64)), (axis,), self.keepdims)
@@ -344,7 +367,8 @@ def arg_min(x: Value, axis: int, keepdims: bool = True, select_last: bool = Fals
     return emit_one(ArgReduce("min", normalize_axis(axis, x.type.rank), keepdims, select_last), x)
 
 
-# -- scans and orders --------------------------------------------------------------------------------------------------
+# -- scans and orders
+# --------------------------------------------------------------------------------
 
 
 @op("cumsum")
@@ -425,7 +449,9 @@ class TopK(Op):
         if x.dtype not in NUMERIC:
             raise TypeRuleError(f"does not accept {x.dtype}; cast first")
         if less_equal(self.k, x.shape[axis]) is False or less_equal(0, self.k) is False:
-            raise TypeRuleError(f"k = {self.k} does not lie between 0 and the extent {x.shape[axis]} of axis {axis}")
+            raise TypeRuleError(
+                f"k = {self.k} does not lie between 0 and the extent {x.shape[axis]} of axis {axis}"
+            )
         values = x.with_shape(tuple(self.k if i == axis else d for i, d in enumerate(x.shape)))
         return values, values.with_dtype(DType.I64)
 
@@ -441,7 +467,9 @@ class TopK(Op):
         return less_equal(self.k, x.shape[normalize_axis(self.axis, x.rank)]) is not True
 
 
-def top_k(x: Value, k: Dim, axis: int = -1, largest: bool = True, ordered: bool = True) -> tuple[Value, Value]:
+def top_k(
+    x: Value, k: Dim, axis: int = -1, largest: bool = True, ordered: bool = True
+) -> tuple[Value, Value]:
     """Return the k largest (or smallest) elements along an axis and their indices."""
     values, indices = emit(TopK(k, normalize_axis(axis, x.type.rank), largest, ordered), x)
     return values, indices

@@ -145,8 +145,7 @@ class ElementwiseOp(Op):
         return result
 
     def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
-        divides = any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types))
-        return divides
+        return any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types))
 
     def region(self, *types: TensorType) -> Any:
         """Return the operator as a `Region` over its broadcast shape."""
@@ -181,13 +180,14 @@ class ElementwiseDecl(Generic[Handle]):
         fields = [
             (p.name, Any, dataclasses.field(default=p.default)) for p in parameters if p.kind is p.KEYWORD_ONLY
         ]
-        cls = dataclasses.make_dataclass(
-            "".join(part.title() for part in self.__name__.split("_")),
-            fields,
-            bases=(ElementwiseOp,),
-            frozen=True,
-            namespace={"__doc__": function.__doc__, "decl": self, "__module__": function.__module__},
-        )
+        title = "".join(part.title() for part in self.__name__.split("_"))
+        namespace = {"__doc__": function.__doc__, "decl": self, "__module__": function.__module__}
+        if fields:
+            cls = dataclasses.make_dataclass(
+                title, fields, bases=(ElementwiseOp,), frozen=True, namespace=namespace
+            )
+        else:  # inherits all a dataclass without fields needs; making one costs 0.5 ms for each of 70 operators
+            cls = type(title, (ElementwiseOp,), namespace)
         self.op = cast("type[ElementwiseOp]", cls)
         self.op.operands = tuple(list(inspect.signature(function).parameters)[: self.arity])
         self.op.samples = tuple(samples)  # pyright: ignore[reportAttributeAccessIssue]
