@@ -234,7 +234,7 @@ class Arithmetic(Emitter):
 
     def mask_bits(self, mask: Value) -> Value:
         """Return a mask as an integer, lane i in bit i."""
-        return self.bitcast(mask, int_type(mask.type.lanes))
+        return self.cast("bitcast", mask, int_type(mask.type.lanes))
 
     def any(self, mask: Value) -> Value:
         """True (i1) when a lane of the mask is set."""
