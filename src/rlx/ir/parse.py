@@ -427,7 +427,7 @@ class _Parser:
         name = self.take("word")
         self.expect("(")
         operands = [self.operand(scope) for _ in self.separated(")")]
-        op = self.op(name, self.fields() if self.accept("{") else {})
+        op = self.op(name, self.fields() if self.has_fields() and self.accept("{") else {})
         types = self.types_of_results()
         location = self.location()
         regions = self.regions() if self.accept("{") else ()
@@ -444,6 +444,11 @@ class _Parser:
         for (token, given, _), value in zip(results, node.results, strict=True):
             value.name = given
             scope[token.text] = value
+
+    def has_fields(self) -> bool:
+        """Return whether a brace that follows opens attributes and not regions."""
+        following = self.tokens[self.position + 1 : self.position + 3]
+        return [t.text for t in following] != ["region", "("]
 
     def inferred(
         self, builder: Builder, op: Op, operands: list[Value | None], regions: tuple[Block, ...]

@@ -8,6 +8,7 @@ from typing import Any
 from rlx.base.target import Claims
 from rlx.passes.attention import RecognizeAttention
 from rlx.passes.canonicalize import Canonicalize
+from rlx.passes.captures import Captures
 from rlx.passes.cse import Cse
 from rlx.passes.dce import Dce
 from rlx.passes.decompose import Decompose
@@ -20,6 +21,7 @@ from rlx.passes.manager import Entry, Pipeline, parse_passes
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
 
 _CLEAN = (
+    Entry(Captures(), "rules see one block at a time, so constants have to be in it"),
     Entry(Canonicalize(), "rewrites and folds exactly, so that patterns below have one spelling"),
     Entry(Cse(), "the importer and decompositions repeat constants and shape arithmetic"),
     Entry(Dce(), "what folding and merging left behind must not count as a reader"),
@@ -83,6 +85,7 @@ PASSES: dict[str, type[Any]] = {
     cls.name: cls
     for cls in (
         Canonicalize,
+        Captures,
         ChannelsLast,
         Cse,
         Dce,
