@@ -22,10 +22,10 @@ from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.frontends.onnx.registry import ObjectArray
 from rlx.ir.builder import Builder, Rewriter, infer_types
-from rlx.ir.graph import Block, Value
+from rlx.ir.graph import Block, Node, Value
 from rlx.ir.op import Op
-from rlx.ops.dims import fold
-from rlx.ops.elementwise import Cast
+from rlx.ops.dims import Ratio, fold
+from rlx.ops.elementwise import Cast, add, div
 from rlx.ops.leaf import Constant, DimTensor, Literal
 
 __all__ = ["MAX_KNOWN", "FoldingBuilder", "drop_unused"]
@@ -75,19 +75,39 @@ class FoldingBuilder(Builder):
 
     def knowledge(self, array: ObjectArray, dtype: DType) -> Value:
         """Append a tensor of known numbers and extents."""
-        flat = array.reshape(-1)
-        if not any(isinstance(x, DimExpr) for x in flat):
-            return self.literal(
-                np.array([_number(x, dtype) for x in flat], dtype.numpy).reshape(array.shape)
-            )
-        whole = DType.I64 if not dtype.is_integer else dtype
-        value = self.emit(DimTensor(tuple(flat), array.shape, whole))[0]
-        if whole is not dtype:
-            value = self.emit_typed(Cast(dtype), [value], [TensorType(dtype, array.shape)]).results[
-                0
-            ]
-            self.known[value] = array
+        flat = array.reshape(-1).tolist()
+        if not any(isinstance(x, DimExpr | Ratio) for x in flat):
+            numbers = [_number(x, dtype) for x in flat]
+            return self.literal(np.array(numbers, dtype.numpy).reshape(array.shape))
+        tops = [x.top if isinstance(x, Ratio) else x for x in flat]
+        value = self._extents(tops, array.shape, dtype)
+        if any(isinstance(x, Ratio) for x in flat):
+            bottoms = [x.bottom if isinstance(x, Ratio) else 1 for x in flat]
+            divisor = self._extents(bottoms, array.shape, dtype)
+            value = self.emit_typed(div.op(), [value, divisor], [value.type]).results[0]
+        self.known[value] = array
         return value
+
+    def _extents(self, dims: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Value:
+        """Append whole numbers, some symbolic, as a tensor of any numeric dtype."""
+        whole = dtype if dtype.is_integer else DType.I64
+        if any(int(d) != d for d in dims if not isinstance(d, DimExpr)):
+            return self._mixed(dims, shape, dtype)
+        exact = tuple(d if isinstance(d, DimExpr) else int(d) for d in dims)
+        value = self.emit(DimTensor(exact, shape, whole))[0]
+        if whole is dtype:
+            return value
+        return self.emit_typed(Cast(dtype), [value], [TensorType(dtype, shape)]).results[0]
+
+    def _mixed(self, dims: Sequence[Any], shape: tuple[int, ...], dtype: DType) -> Value:
+        """Append extents and broken numbers: a sum of two tensors, one of which is always 0."""
+        extents = [d if isinstance(d, DimExpr) else 0 for d in dims]
+        numbers = [0.0 if isinstance(d, DimExpr) else float(d) for d in dims]
+        both = [
+            self._extents(extents, shape, dtype),
+            self.literal(np.array(numbers, dtype.numpy).reshape(shape)),
+        ]
+        return self.emit_typed(add.op(), both, [both[0].type]).results[0]
 
     def _remember(self, value: Value, op: Constant | DimTensor) -> None:
         if isinstance(op, DimTensor):
@@ -156,23 +176,25 @@ def _number(value: Any, dtype: DType) -> Any:
 
 
 def drop_unused(block: Block, facts: Facts) -> None:
-    """Remove constants that nothing reads, in nested blocks too."""
+    """Remove constants and shape arithmetic that nothing reads, in nested blocks too."""
     rewriter = Rewriter(facts)
     kept = {id(value) for value in block.results}
     for node in reversed(block.nodes()):
         for region in node.regions:
             drop_unused(region, facts)
-        dead = not any(r.uses or id(r) in kept for r in node.results)
-        if dead and (
-            isinstance(node.op, Constant | DimTensor) or _is_known_cast(node.op, node.operands)
-        ):
+        used = any(r.uses or id(r) in kept for r in node.results)
+        if not used and (isinstance(node.op, _LEAVES) or _is_part(node)):
             rewriter.erase(node)
 
 
-def _is_known_cast(op: Op, operands: Sequence[Value | None]) -> bool:
-    source = operands[0] if isinstance(op, Cast) else None
-    return (
-        source is not None
-        and source.producer is not None
-        and isinstance(source.producer.op, DimTensor)
-    )
+_LEAVES = (Constant, DimTensor)
+
+
+def _is_part(node: Node) -> bool:
+    """Return whether a node only brings known extents into another form."""
+    makers = [o.producer for o in node.operands if o is not None]
+    return bool(makers) and all(m is not None and _is_exact(m) for m in makers)
+
+
+def _is_exact(node: Node) -> bool:
+    return isinstance(node.op, _LEAVES) or (isinstance(node.op, Cast) and _is_part(node))

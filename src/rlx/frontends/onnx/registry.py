@@ -22,6 +22,7 @@ from rlx.base.types import TensorType
 from rlx.frontends.onnx.graph import AttributeValue, Graph, Node
 from rlx.frontends.onnx.tensor import ElementType
 from rlx.ir.graph import Value
+from rlx.ops.dims import Ratio
 
 __all__ = [
     "MAX_OPSET",
@@ -200,6 +201,8 @@ class Call:
     def _dim(self, element: Any, what: str) -> Dim:
         if isinstance(element, DimExpr):
             return element
+        if isinstance(element, Ratio):
+            raise self.refuse(f"{what} holds {element}, which is not whole for all extents")
         if int(element) != element:
             raise ModelError(f"{self.node.label}: {what} holds {element}, not a whole number")
         return int(element)
@@ -233,7 +236,7 @@ class Call:
             UnsupportedOpError: they depend on a symbolic extent or on data.
         """
         array = self.known_array(index)
-        if array is None or any(isinstance(x, DimExpr) for x in array.reshape(-1)):
+        if array is None or any(isinstance(x, DimExpr | Ratio) for x in array.reshape(-1)):
             raise self.refuse(
                 f"{what} (input {index}, {self.node.inputs[index]!r}) is not a constant"
             )

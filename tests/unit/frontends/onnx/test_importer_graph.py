@@ -10,12 +10,12 @@ import onnx
 import pytest
 from onnx import TensorProto as T
 from onnx import helper
-from rlx.ops.evaluate import evaluate
 
 from rlx.base.errors import ModelError, RlxError, TypeRuleError, UnsupportedOpError
 from rlx.frontends.onnx.importer import ImportedModel, import_model
 from rlx.frontends.onnx.model import load_model
 from rlx.frontends.onnx.support import check_supported
+from rlx.ops.evaluate import evaluate
 
 NODE = helper.make_node
 
@@ -359,7 +359,7 @@ def test_if_on_an_extent_takes_one_branch_under_a_guard() -> None:
 
 
 def test_branches_of_different_rank_on_data_are_refused() -> None:
-    with pytest.raises(UnsupportedOpError, match="then_branch.*else_branch"):
+    with pytest.raises(UnsupportedOpError, match=r"then_branch.*else_branch"):
         imported(
             [
                 NODE(

@@ -74,19 +74,19 @@ _VARIADIC: dict[str, Callable[..., Any]] = {"Max": ew.maximum, "Min": ew.minimum
 
 def _declare_unary(name: str, function: Callable[..., Any]) -> None:
     @onnx_op(name)
-    def unary(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def unary(call: Call) -> Mapped:
         return function(call.value(0))
 
 
 def _declare_binary(name: str, function: Callable[..., Any]) -> None:
     @onnx_op(name)
-    def binary(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def binary(call: Call) -> Mapped:
         return function(call.value(0), call.value(1))
 
 
 def _declare_variadic(name: str, function: Callable[..., Any]) -> None:
     @onnx_op(name)
-    def variadic(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def variadic(call: Call) -> Mapped:
         return reduce(function, call.values())
 
 

@@ -37,7 +37,7 @@ def _log_softmax(x: Value, axis: int) -> Value:
 
 def _declare(name: str, function: Callable[[Value, int], Value]) -> None:
     @onnx_op(name, "axis")
-    def flattened(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def flattened(call: Call) -> Mapped:
         """Until version 12: over all axes from `axis` on together."""
         x = call.value(0)
         axis = normalize_axis(call.get_int("axis", 1), x.type.rank)
@@ -47,7 +47,7 @@ def _declare(name: str, function: Callable[[Value, int], Value]) -> None:
         return reshape(function(reshape(x, (*shape[:axis], product(shape[axis:]))), axis), shape)
 
     @onnx_op(name, "axis", since=13)
-    def along(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def along(call: Call) -> Mapped:
         x = call.value(0)
         return function(x, normalize_axis(call.get_int("axis", -1), x.type.rank))
 

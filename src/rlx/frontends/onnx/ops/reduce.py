@@ -31,7 +31,7 @@ def _declare(name: str, kind: str, since: int) -> None:
 
     @onnx_op(name, "axes keepdims")
     @onnx_op(name, "keepdims noop_with_empty_axes", since=since)
-    def reduction(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def reduction(call: Call) -> Mapped:
         x = call.value(0)
         axes = axes_of(call, 1, since)
         if not axes:
@@ -53,7 +53,7 @@ for _name, _kind in _KINDS.items():
 
 def _declare_arg(name: str, kind: str) -> None:
     @onnx_op(name, "axis keepdims select_last_index")
-    def arg_reduction(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def arg_reduction(call: Call) -> Mapped:
         x = call.value(0)
         axis = normalize_axis(call.get_int("axis", 0), x.type.rank)
         keep = call.get_flag("keepdims", default=True)

@@ -9,10 +9,12 @@ from fractions import Fraction
 
 import numpy as np
 
-from rlx.base.dims import Dim, floordiv
+from rlx.base.dims import Dim, DimExpr, floordiv
+from rlx.base.facts import current_facts
 from rlx.base.types import normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
+from rlx.ops.dims import Ratio
 from rlx.ops.resize import Resize
 from rlx.ops.spec import emit_one
 
@@ -56,8 +58,7 @@ def _resize(call: Call) -> Mapped:
     if _given(call, 3):
         _apply_sizes(call, x, axes, sizes, scales)
     elif _given(call, 2):
-        for axis, scale in zip(axes, call.floats(2, "scales"), strict=True):
-            sizes[axis], scales[axis] = _scaled(call, x.type.shape[axis], scale), scale
+        _apply_scales(call, x, axes, sizes, scales)
     else:
         raise call.wrong("neither scales nor sizes are given")
     op = Resize(
@@ -75,6 +76,25 @@ def _resize(call: Call) -> Mapped:
 def _given(call: Call, index: int) -> bool:
     value = call.maybe(index)
     return value is not None and value.type.elements != 0  # an empty tensor means left out
+
+
+def _apply_scales(
+    call: Call, x: Value, axes: Sequence[int], sizes: list[Dim], scales: list[float | None]
+) -> None:
+    known = call.known_array(2)
+    given = call.floats(2, "scales") if known is None else known.reshape(-1).tolist()
+    for axis, scale in zip(axes, given, strict=True):
+        have = x.type.shape[axis]
+        if not isinstance(scale, DimExpr | Ratio):
+            sizes[axis], scales[axis] = _scaled(call, have, scale), float(scale)
+            continue
+        top, bottom = (scale.top, scale.bottom) if isinstance(scale, Ratio) else (scale, 1)
+        size = floordiv(have * top, bottom)
+        if not current_facts().equal(size * bottom, have * top):
+            raise call.refuse(
+                f"the extent {have} times the scale {scale} is not whole for all extents"
+            )
+        sizes[axis], scales[axis] = size, None  # the ratio of the extents is the scale
 
 
 def _apply_sizes(

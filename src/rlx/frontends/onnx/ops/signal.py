@@ -53,7 +53,7 @@ def _stft(call: Call) -> Mapped:
 
 def _declare_window(name: str, function: Callable[..., Any]) -> None:
     @onnx_op(name, "output_datatype periodic")
-    def window(call: Call) -> Mapped:  # pyright: ignore[reportUnusedFunction]
+    def window(call: Call) -> Mapped:
         size = call.dims(0, "the size")[0]
         dtype = call.get_dtype("output_datatype", DType.F32)
         return function(size, periodic=call.get_flag("periodic", default=True), dtype=dtype)
@@ -88,9 +88,9 @@ def _mel_matrix(bins: int, length: int, rate: int, low: float, high: float) -> A
         if centre == first:
             out[centre, index] = 1.0
         else:
-            rising = np.arange(first, centre + 1)
+            rising: Array = np.arange(first, centre + 1)
             out[rising, index] = (rising - first) / (centre - first)
-        falling = np.arange(centre, last)
+        falling: Array = np.arange(centre, last)
         out[falling, index] = (last - falling) / max(last - centre, 1)
     return out
 
