@@ -181,7 +181,7 @@ def _emit(rewriter: Rewriter, match: _Match, scores: Node, product: Node, facts:
         raise _Reject("a factor on the values")
     op = Attention(
         scale=match.scale * q_factor * k_factor,
-        masked_row="zeros" if match.zeros else "nan",
+        masked_row="nan_to_zeros" if match.zeros else "nan",
         shape=(batch, heads, length, keys, depth, v.type.shape[3]),
         maps=(q_map, k_map, v_map),
         out_layout="bhsd",

@@ -26,7 +26,6 @@ from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, vec
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.dims import Dim, ceildiv
 from rlx.base.dtypes import DType
-from rlx.expr.index import IndexMap
 from rlx.ir.graph import Node, Value as GraphValue
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
@@ -45,7 +44,7 @@ class _Spec:
     mask: str  # none, add, keep
     mask_moves: bool  # the mask varies along the keys
     causal: bool
-    zeros: bool
+    masked_row: str
     softcap: float
 
 
@@ -145,14 +144,17 @@ class _Tile:
         zero = f.const(0.0, self.vector)
         sums: list[Value] = []
         for i in range(rows):
-            top = f.splat(tops[i], self.lanes)
+            top = tops[i]
+            if self.spec.masked_row == "zeros":  # exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN
+                top = f.select(top.eq(float("-inf")), f.f32(0.0), top)
+            top = f.splat(top, self.lanes)
             line = f.offset(p, pitch * i, F32)
             with f.loop(0, seen, self.width, carry=[zero] * self.vectors) as loop:
                 current: list[Value] = []
                 for j in range(self.vectors):
                     place = f.offset(line, loop.index + j * self.lanes, F32)
                     value = vmath.exp(f, f.load(self.vector, place) - top)
-                    if self.spec.zeros:
+                    if self.spec.masked_row == "nan_to_zeros":
                         value = f.select(value.is_nan(), zero, value)
                     f.store(value, place)
                     current.append(loop.carry[j] + value)
@@ -174,7 +176,7 @@ class _Tile:
         inverses: list[Value] = []
         for total in sums:
             inverse = f.f32(1.0) / total
-            if self.spec.zeros:
+            if self.spec.masked_row != "nan":
                 inverse = f.select(total.eq(0.0), f.f32(0.0), inverse)
             inverses.append(f.splat(inverse, self.lanes))
         depth = self.spec.value_depth
@@ -350,14 +352,14 @@ def lower_attention(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert k is not None
     assert v is not None
     batch, heads, queries, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
-    kv_heads = op.kv_heads(k.type)
+    kv_heads = _kv_heads(op, k)
     plain = q.type.dtype is DType.F32 and (mask is None or mask.type.dtype in (DType.F32, DType.BOOL))
     if not plain or not isinstance(depth, int) or not isinstance(value_depth, int):
         return False
     width = tile_shape(isa).vectors * isa.lanes(DType.F32)
     blocks = ceildiv(keys, width)
     pitch = blocks * width
-    (k_batch, k_head, k_row), k_offset = _strides(op.map_of(1), k)
+    (k_batch, k_head, k_row), k_offset = _strides(op, 1, k)
     panels = ctx.temporary(batch * kv_heads * pitch * depth * 4)
     args: list[Arg] = [SlotArg(ctx.slot(k)), SlotArg(panels, writes=True)]
     args += [DimArg(d) for d in (kv_heads, keys, blocks, k_batch, k_head, k_row, k_offset)]
@@ -376,8 +378,8 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
     batch, heads, queries, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
     assert isinstance(depth, int)
     assert isinstance(value_depth, int)
-    (q_batch, q_head, q_row), q_offset = _strides(op.map_of(0), q)
-    (v_batch, v_head, v_row), v_offset = _strides(op.map_of(2), v)
+    (q_batch, q_head, q_row), q_offset = _strides(op, 0, q)
+    (v_batch, v_head, v_row), v_offset = _strides(op, 2, v)
     if op.out_layout == "bhsd":
         out = (heads * queries * value_depth, queries * value_depth, value_depth)
     else:
@@ -391,13 +393,13 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
         kind,
         moves,
         op.causal != "none",
-        op.masked_row == "zeros",
+        op.masked_row,
         op.softcap,
     )
     shift = keys - queries if op.causal == "bottom_right" else 0
     blocks = ceildiv(queries, _QUERIES_PER_CHUNK)
     numbers: tuple[Dim, ...] = (
-        *(heads, _group(heads, op.kv_heads(k.type)), queries, keys, blocks, shift, pitch),
+        *(heads, _group(heads, _kv_heads(op, k)), queries, keys, blocks, shift, pitch),
         *(q_batch, q_head, q_row, q_offset, v_batch, v_head, v_row, v_offset),
         *(*out, *over),
     )
@@ -412,10 +414,14 @@ def _group(heads: Dim, kv_heads: Dim) -> Dim:
     return heads // kv_heads if heads != kv_heads else 1
 
 
-def _strides(mapped: IndexMap | None, value: GraphValue) -> tuple[tuple[Dim, Dim, Dim], Dim]:
-    """Return ((batch, head, position) strides in elements, offset) of q, k or v."""
-    if mapped is not None:
-        (batch, head, row, _), offset = mapped.strides(value.type.shape)
+def _kv_heads(op: Attention, k: GraphValue) -> Dim:
+    return op.shape[1] if op.maps else k.type.shape[1]
+
+
+def _strides(op: Attention, index: int, value: GraphValue) -> tuple[tuple[Dim, Dim, Dim], Dim]:
+    """Return ((batch, head, position) strides in elements, offset) of q (0), k (1) or v (2)."""
+    if op.maps:
+        (batch, head, row, _), offset = op.maps[index].strides(value.type.shape)
         return (batch, head, row), offset
     _, heads, rows, depth = value.type.shape
     return (heads * rows * depth, rows * depth, depth), 0

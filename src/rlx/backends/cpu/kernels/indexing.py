@@ -11,7 +11,8 @@ from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Failure, Kernel, finish
 from rlx.backends.cpu.builder import Module, Value
-from rlx.backends.cpu.emit import cast_value, load_value, store_value
+from rlx.backends.cpu.vconvert import cast as cast_value
+from rlx.backends.cpu.emit import load_value, store_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.lltypes import I64, int_type
 from rlx.backends.cpu.lowering import lowering
