@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlx.backends.cpu.emit import is_emittable
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise
+from rlx.backends.cpu.kernels.move import launch_move
 from rlx.backends.cpu.kernels.rows import launch_rows
 from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense, dense_access, mapped_access
 from rlx.backends.cpu.lowering import lowering
@@ -35,6 +36,9 @@ def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     if op.row_axes:
         return _lower_rows(node, op, ctx, isa, shape, reads)
     writes = [dense_access(ctx.slot(r), r.type.dtype, shape) for r in node.results]
+    if _only_moves(op.body) and len(reads) == len(writes) == 1:
+        launch_move(ctx, isa, shape, reads[0], writes[0])
+        return None
     launch_elementwise(ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes))
     return None
 
@@ -58,7 +62,8 @@ def _lower_rows(
 
 
 def _only_moves(body: Body) -> bool:
-    return not body.instrs and all(d.itemsize <= 8 for d in body.inputs)
+    one = len(body.inputs) == len(body.results) == 1
+    return not body.instrs and (one or all(d.itemsize <= 8 for d in body.inputs))
 
 
 def _canonical(facts: Facts, kind: TensorType) -> TensorType:
