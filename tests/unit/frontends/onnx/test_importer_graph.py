@@ -451,3 +451,68 @@ def test_errors_of_bodies_name_the_inner_node() -> None:
 def test_a_missing_operand_is_named() -> None:
     with pytest.raises(ModelError, match=r"'lonely'.*input 1 is missing"):
         imported([NODE("Add", ["x"], ["y"], name="lonely")], [info("x", shape=[2])], ["y"])
+
+
+def _counting_body(condition: str) -> Any:
+    """carried + iteration; stacks the sum."""
+    return body(
+        [
+            NODE("Cast", ["i"], ["f"], to=T.FLOAT),
+            NODE("Add", ["v", "f"], ["next"]),
+            NODE("Identity", ["next"], ["out"]),
+            NODE("Less", ["next", "limit"], ["small"]),
+            NODE("Identity", [condition], ["again"]),
+        ],
+        [info("i", T.INT64), info("c", T.BOOL), info("v")],
+        ["again", "next", "out"],
+    )
+
+
+def test_a_loop_of_known_length_stacks_its_results() -> None:
+    model = imported(
+        [NODE("Loop", ["m", "", "x"], ["last", "all"], body=_counting_body("c"))],
+        [info("x"), info("limit")],
+        ["last", "all"],
+        [tensor("m", np.int64(4))],
+    )
+    got = run(model, x=np.float32(10), limit=np.float32(0))
+    assert got["last"] == 16
+    assert got["all"].tolist() == [10, 11, 13, 16]
+
+
+def test_a_loop_that_ends_by_data_cannot_stack() -> None:
+    with pytest.raises(UnsupportedOpError, match="number of iterations depends on data"):
+        imported(
+            [NODE("Loop", ["m", "", "x"], ["last", "all"], body=_counting_body("small"))],
+            [info("x"), info("limit")],
+            ["last", "all"],
+            [tensor("m", np.int64(4))],
+        )
+
+
+def test_a_loop_that_ends_by_data_carries_values() -> None:
+    step = body(
+        [NODE("Mul", ["v", "two"], ["next"]), NODE("Less", ["next", "limit"], ["again"])],
+        [info("i", T.INT64), info("c", T.BOOL), info("v")],
+        ["again", "next"],
+        initializers=[tensor("two", np.float32(2))],
+    )
+    model = imported(
+        [NODE("Loop", ["", "", "x"], ["last"], body=step)], [info("x"), info("limit")], ["last"]
+    )
+    assert run(model, x=np.float32(3), limit=np.float32(40))["last"] == 48
+
+
+def test_a_carried_value_keeps_its_type() -> None:
+    step = body(
+        [NODE("Concat", ["v", "v"], ["next"], axis=0), NODE("Identity", ["c"], ["again"])],
+        [info("i", T.INT64), info("c", T.BOOL), info("v", shape=[None])],
+        ["again", "next"],
+    )
+    with pytest.raises(UnsupportedOpError, match="carried value 0"):
+        imported(
+            [NODE("Loop", ["m", "", "x"], ["last"], body=step)],
+            [info("x", shape=[2])],
+            ["last"],
+            [tensor("m", np.int64(2))],
+        )

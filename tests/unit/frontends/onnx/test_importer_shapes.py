@@ -254,3 +254,69 @@ def test_where_over_extents_folds() -> None:
         {"minus": np.array([-1, -1]), "ones": np.array([1, 1])},
     )
     assert output_shape(model) == "f32[a,b]"
+
+
+def test_a_ratio_of_extents_may_be_data() -> None:
+    model = imported(
+        [
+            NODE("Shape", ["x"], ["s"]),
+            NODE("Cast", ["s"], ["f"], to=T.FLOAT),
+            NODE("Div", ["f", "three"], ["y"]),
+            NODE("Floor", ["y"], ["whole"]),
+            NODE("Cast", ["whole"], ["i"], to=T.INT64),
+            NODE("ConstantOfShape", ["i"], ["zeros"]),
+        ],
+        {"x": (T.FLOAT, ["n"])},
+        ["y", "zeros"],
+        {"three": np.float32(3)},
+    )
+    got = evaluate(model.graph, {"x": np.zeros(7, np.float32)})
+    np.testing.assert_allclose(got["y"], [7 / 3], rtol=1e-6)
+    assert got["zeros"].shape == (2,)
+
+
+def test_a_scale_that_is_a_ratio_of_extents_gives_an_extent() -> None:
+    """Resize to the size of another tensor, written as a scale."""
+    model = imported(
+        [
+            NODE("Shape", ["x"], ["a"]),
+            NODE("Shape", ["z"], ["b"]),
+            NODE("Cast", ["a"], ["af"], to=T.FLOAT),
+            NODE("Cast", ["b"], ["bf"], to=T.FLOAT),
+            NODE("Div", ["bf", "af"], ["scales"]),
+            NODE(
+                "Resize",
+                ["x", "", "scales"],
+                ["y"],
+                coordinate_transformation_mode="asymmetric",
+                nearest_mode="floor",
+            ),
+        ],
+        {"x": (T.FLOAT, [1, 1, "w"]), "z": (T.FLOAT, [1, 1, "v"])},
+        ["y"],
+    )
+    assert output_shape(model) == "f32[1,1,v]"
+    x = np.arange(3, dtype=np.float32).reshape(1, 1, 3)
+    got = evaluate(model.graph, {"x": x, "z": np.zeros((1, 1, 6), np.float32)})["y"]
+    assert got.reshape(-1).tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_an_end_of_a_billion_means_to_the_end() -> None:
+    args = (
+        [NODE("Slice", ["x", "s", "e"], ["y"])],
+        {"x": (T.FLOAT, ["n"])},
+        ["y"],
+        {"s": np.array([0]), "e": np.array([10**9])},
+    )
+    assert output_shape(imported(*args, hints={"n": 4})) == "f32[n]"
+    assert output_shape(imported(*args)) == "f32[min(1000000000,n)]"
+
+
+def test_hints_go_by_the_names_of_the_file_too() -> None:
+    model = imported(
+        [NODE("Add", ["x", "z"], ["y"])],
+        {"x": (T.FLOAT, ["n.1"]), "z": (T.FLOAT, [None])},
+        ["y"],
+        hints={"n.1": 3, "z[0]": 3},
+    )
+    assert model.graph.facts.hints == {"n_1": 3, "z_0": 3}

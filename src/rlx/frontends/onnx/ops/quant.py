@@ -20,39 +20,31 @@ from rlx.ops.spec import emit_one
 
 @onnx_op("QuantizeLinear", "axis block_size output_dtype saturate", only={"precision": (0, 1)})
 def _quantize(call: Call) -> Mapped:
-    x, scale, zero = call.value(0), call.value(1), call.maybe(2)
+    axis, scale, zero = _parameters(call)
     default = zero.type.dtype if zero is not None else DType.U8
-    named = call.get_int("output_dtype", 0) != 0
-    to = call.get_dtype("output_dtype") if named else default
-    op = QuantizeLinear(
-        _axis(call, x, scale),
-        call.get_int("block_size", 0),
-        to,
-        call.get_flag("saturate", default=True),
-    )
-    return emit_one(op, x, scale, zero)
+    saturate = call.get_flag("saturate", default=True)
+    op = QuantizeLinear(axis, call.get_int("block_size", 0), _output(call, default), saturate)
+    return emit_one(op, call.value(0), scale, zero)
 
 
 @onnx_op("DequantizeLinear", "axis block_size output_dtype")
 def _dequantize(call: Call) -> Mapped:
-    x, scale = call.value(0), call.value(1)
-    named = call.get_int("output_dtype", 0) != 0
-    to = call.get_dtype("output_dtype") if named else scale.type.dtype
-    return emit_one(
-        DequantizeLinear(_axis(call, x, scale), call.get_int("block_size", 0), to),
-        x,
-        scale,
-        call.maybe(2),
-    )
+    axis, scale, zero = _parameters(call)
+    to = _output(call, scale.type.dtype)
+    op = DequantizeLinear(axis, call.get_int("block_size", 0), to)
+    return emit_one(op, call.value(0), scale, zero)
 
 
-def _axis(call: Call, x: Value, scale: Value) -> int | None:
-    """Return the axis that scales go along, None for one scale for all."""
-    if scale.type.rank == 0 or (
-        scale.type.rank == 1 and scale.type.shape[0] == 1 and not call.get_int("block_size", 0)
-    ):
-        return None
-    return normalize_axis(call.get_int("axis", 1), x.type.rank)
+def _output(call: Call, default: DType) -> DType:
+    return call.get_dtype("output_dtype") if call.get_int("output_dtype", 0) else default
+
+
+def _parameters(call: Call) -> tuple[int | None, Value, Value | None]:
+    """Return (axis, scale, zero point); one scale for all has no axis and rank 0."""
+    x, scale, zero = call.value(0), call.value(1), call.maybe(2)
+    if scale.type.elements == 1 and not call.get_int("block_size", 0):
+        return None, _scalar_of(scale), None if zero is None else _scalar_of(zero)
+    return normalize_axis(call.get_int("axis", 1), x.type.rank), scale, zero
 
 
 @onnx_op("DynamicQuantizeLinear", outputs=3)
