@@ -43,7 +43,7 @@ _V3 = frozenset(
         "ssse3",
         "xsave",
         "crc32",
-    }  # fmt: skip
+    }
 )
 """x86-64-v3 in LLVM's spelling: the least an x86 host must have."""
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
@@ -65,7 +65,7 @@ _KEEP_V4 = frozenset(
         "vaes",
         "vpclmulqdq",
         "pclmul",
-    }  # fmt: skip
+    }
 )
 """Extensions beyond v4 that some kernel may use; others are dropped so that cached objects serve more machines."""
 _NEON = frozenset(("neon",))

@@ -364,7 +364,9 @@ def test_masked_tails_touch_nothing_beyond_the_operand(isa: Isa, elem: Type) -> 
     for count in (0, 1, lanes - 1, lanes):
         size = count * elem.itemsize
         keep, address = _guarded(size)
-        source = np.frombuffer((ctypes.c_char * size).from_address(address), dtype)
+        source: Array = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address)).view(
+            dtype
+        )
         source[:] = np.arange(count) + 1
         out = np.zeros(lanes, dtype)
         run_kernel(library, emitted.symbol, [source, out], [count])
@@ -376,12 +378,11 @@ def test_masked_tails_touch_nothing_beyond_the_operand(isa: Isa, elem: Type) -> 
 def test_division_guards_and_reports_the_first_zero(isa: Isa) -> None:
     module = Module(isa)
     kind = vec(I32, 8)
-    with module.kernel("div", 4) as k:
-        with k.loop(0, k.dim(3), 8) as loop:
-            a, b = (k.load(kind, k.slot(i), loop.index) for i in range(2))
-            result, zero = k.divide_nonzero("sdiv", a, b)
-            k.fail_where(zero, Failure.DIVIDE_BY_ZERO, loop.index)
-            k.store(result, k.slot(2), loop.index)
+    with module.kernel("div", 4) as k, k.loop(0, k.dim(3), 8) as loop:
+        a, b = (k.load(kind, k.slot(i), loop.index) for i in range(2))
+        result, zero = k.divide_nonzero("sdiv", a, b)
+        k.fail_where(zero, Failure.DIVIDE_BY_ZERO, loop.index)
+        k.store(result, k.slot(2), loop.index)
     emitted = finish(module)
     _check_instructions(emitted.text)
     library = Library([compile_text(emitted.text, isa)], emitted.symbols, isa)
@@ -396,11 +397,23 @@ def test_division_guards_and_reports_the_first_zero(isa: Isa) -> None:
     assert divmod(error, 256) == (11, Failure.DIVIDE_BY_ZERO)
 
 
+def _shl(_: Function, value: Value, amount: Value) -> Value:
+    return value.shl(amount)
+
+
+def _lshr(_: Function, value: Value, amount: Value) -> Value:
+    return value.lshr(amount)
+
+
+def _ashr(_: Function, value: Value, amount: Value) -> Value:
+    return value.ashr(amount)
+
+
 def test_shifts_of_the_width_or_more_give_zero(isa: Isa) -> None:
     bodies: dict[str, tuple[Body, list[Type], Type]] = {
-        "shl": (lambda f, a, n: a.shl(n), [I32, I32], I32),
-        "lshr": (lambda f, a, n: a.lshr(n), [I32, I32], I32),
-        "ashr": (lambda f, a, n: a.ashr(n), [I32, I32], I32),
+        "shl": (_shl, [I32, I32], I32),
+        "lshr": (_lshr, [I32, I32], I32),
+        "ashr": (_ashr, [I32, I32], I32),
     }
     maps = Maps(isa, bodies, 8)
     a = np.full(8, -5, np.int32)
@@ -412,9 +425,9 @@ def test_shifts_of_the_width_or_more_give_zero(isa: Isa) -> None:
 
 def test_minimum_and_maximum_with_nan(isa: Isa) -> None:
     bodies: dict[str, tuple[Body, list[Type], Type]] = {
-        "max_nan": (lambda f, a, b: f.fmax_nan(a, b), [F32, F32], F32),
-        "min_nan": (lambda f, a, b: f.fmin_nan(a, b), [F32, F32], F32),
-        "max_fast": (lambda f, a, b: f.fmax_fast(a, b), [F32, F32], F32),
+        "max_nan": (Function.fmax_nan, [F32, F32], F32),
+        "min_nan": (Function.fmin_nan, [F32, F32], F32),
+        "max_fast": (Function.fmax_fast, [F32, F32], F32),
     }
     maps = Maps(isa, bodies, 8)
     nan = np.nan
