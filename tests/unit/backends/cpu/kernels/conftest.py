@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the lowering of a graph by hand: every launch's chunks are called on arrays through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlx.backends.cpu.abi import CTX, Emitted
+from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.jit import Library, compile_text
+from rlx.backends.cpu.lowering import CpuLowerer
+from rlx.base.dims import evaluate
+from rlx.base.numeric import Array
+from rlx.ir.graph import Graph
+from rlx.kernel.program import DimArg, Program, SlotArg, SlotKind, ThunkKind
+from rlx.kernel.schedule import schedule
+
+_NO_ERROR = (1 << 63) - 1
+_SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+class LoweredGraph:
+    """A graph lowered once; `run` computes it on arrays, in two ways of splitting chunks that must agree."""
+
+    def __init__(self, graph: Graph, isa: Isa) -> None:
+        self.graph = graph
+        with graph.facts.active():
+            self.program: Program = schedule(graph, CpuLowerer(isa, "error"))
+        kernels: dict[str, Emitted] = {
+            t.kernel.symbol: t.kernel for t in self.program.thunks if t.kind is ThunkKind.CALL
+        }
+        objects = [compile_text(kernel.text, isa) for kernel in kernels.values()]
+        self.library = Library(objects, list(kernels), isa)
+
+    def run(self, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """Return the outputs by name; chunks run as one range, then one by one backwards: equal bit for bit."""
+        env: dict[str, int] = {}
+        for value in self.graph.inputs:
+            for dim, extent in zip(value.type.shape, inputs[value.name].shape, strict=True):
+                if not isinstance(dim, int) and str(dim).isidentifier():
+                    env[str(dim)] = extent
+        params = {n: p.data for n, p in self.graph.params.items() if p.data is not None} | dict(constants or {})
+        first = self._run(env, inputs, params, split=False)
+        second = self._run(env, inputs, params, split=True)
+        for name, array in first.items():
+            assert array.tobytes() == second[name].tobytes(), f"{name} depends on how chunks are split"
+        return first
+
+    def _run(
+        self, env: dict[str, int], inputs: Mapping[str, Array], params: Mapping[str, Array], *, split: bool
+    ) -> dict[str, Array]:
+        buffers: list[Array] = []
+        for slot in self.program.slots:
+            size = evaluate(slot.nbytes, env)
+            # Garbage around and in every buffer shows what is read before it is written.
+            buffers.append(np.full(size + 64, 0xFF, np.uint8)[:size])
+        for index, value in zip(self.program.inputs, self.graph.inputs, strict=True):
+            buffers[index] = np.frombuffer(bytearray(np.ascontiguousarray(inputs[value.name]).tobytes()), np.uint8)
+        for index, value in self.program.weights.items():
+            data = params[value.name] if value.producer is None else value.producer.op.data.array  # pyright: ignore
+            buffers[index] = np.frombuffer(bytearray(np.ascontiguousarray(data).tobytes()), np.uint8)
+        for thunk in self.program.thunks:
+            if thunk.kind is ThunkKind.BIND:
+                target, root, offset, factor = thunk.args
+                assert isinstance(target, SlotArg)
+                assert isinstance(root, SlotArg)
+                assert isinstance(offset, DimArg)
+                assert isinstance(factor, DimArg)
+                at = evaluate(offset.dim, env) * evaluate(factor.dim, env)
+                buffers[target.slot] = buffers[root.slot][at:]
+                continue
+            assert thunk.kind is ThunkKind.CALL, thunk
+            self._launch(thunk, env, buffers, split=split)
+        out: dict[str, Array] = {}
+        for name, value, index in zip(
+            self.graph.output_names, self.graph.outputs, self.program.outputs, strict=True
+        ):
+            shape = tuple(evaluate(d, env) for d in value.type.shape)
+            out[name] = buffers[index].view(value.type.dtype.numpy).reshape(shape)
+        assert all(self.program.slots[i].kind is SlotKind.OUTPUT for i in self.program.outputs)
+        return out
+
+    def _launch(self, thunk: Any, env: dict[str, int], buffers: list[Array], *, split: bool) -> None:
+        dims: list[int] = []
+        args: list[int] = []
+        for arg in thunk.args:
+            if isinstance(arg, SlotArg):
+                args.append(arg.slot)
+            else:
+                args.append(len(dims))
+                dims.append(evaluate(arg.dim, env))
+        pointers = np.array([b.ctypes.data for b in buffers], np.uint64)
+        dim_table = np.array([*dims, 0], np.int64)
+        arg_table = np.array(args, np.int64)
+        scratch = np.full(evaluate(thunk.scratch, env) + 64, 0xFF, np.uint8)
+        ctx = np.zeros(16, np.uint64)
+        ctx[CTX.SLOTS], ctx[CTX.DIMS] = pointers.ctypes.data, dim_table.ctypes.data
+        ctx[CTX.SCRATCH], ctx[CTX.SCRATCH_STRIDE] = scratch.ctypes.data, scratch.size
+        ctx[CTX.ERROR] = _NO_ERROR
+        function = _SIGNATURE(self.library.address(thunk.kernel.symbol))
+        chunks = evaluate(thunk.chunks, env)
+        ranges = [(i, i + 1) for i in reversed(range(chunks))] if split else [(0, chunks)]
+        for begin, end in ranges:
+            function(ctx.ctypes.data, arg_table.ctypes.data, begin, end, 0)
+        assert ctx[CTX.ERROR] == _NO_ERROR
+
+
+@pytest.fixture(scope="session")
+def lower_graph() -> Callable[[Graph, Isa], LoweredGraph]:
+    """Lower a graph for an instruction set; no node may need the host."""
+    return LoweredGraph
