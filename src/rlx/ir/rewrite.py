@@ -192,6 +192,16 @@ class _Driver:
             )
             return
 
+    def adopt_type(self, old: Value, new: Value, builder: _RecordingBuilder) -> bool:
+        """Give a new value the type it replaces, if the guards of the graph make them equal."""
+        a, b = old.type, new.type
+        if new.producer not in builder.emitted or a.dtype is not b.dtype or a.rank != b.rank:
+            return False
+        if not all(map(self.rewriter.facts.equal, a.shape, b.shape)):
+            return False
+        new.type = a
+        return True
+
     def substitute(
         self, node: Node, by: Rule, builder: _RecordingBuilder, values: Sequence[Value]
     ) -> None:
@@ -205,7 +215,7 @@ class _Driver:
             )
         users = [u for r in node.results for u in r.users]
         for old, new in zip(node.results, values, strict=True):
-            if old.type != new.type:
+            if old.type != new.type and not self.adopt_type(old, new, builder):
                 raise PassError(
                     f"rule {by.name} replaced {node.op.name} at {node.location} of type {old.type} "
                     f"by a value of type {new.type}; a rewrite must keep types"

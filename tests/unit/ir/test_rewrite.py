@@ -75,6 +75,28 @@ def test_a_rule_that_changes_a_type_is_an_error() -> None:
         apply_rules(graph, [wrong])
 
 
+def test_extents_that_a_guard_makes_equal_are_the_same_type() -> None:
+    @rule("add")
+    def swap(node: Node, builder: Builder) -> Match:
+        x, z = node.operands
+        assert x is not None
+        if x.name == "z":
+            return None
+        return builder.emit_typed(node.op, (z, x), [z.type if z is not None else x.type]).results
+
+    graph = parse_graph("""graph {
+      input %x: f32[N]
+      input %z: f32[M]
+      %y = add(%x, %z) : f32[N]
+      %a = abs(%y) : f32[N]
+      return %a as "y"
+      equal M = <N>
+    }""")
+    assert apply_rules(graph, [swap])
+    verify(graph)
+    assert [str(n.result.type) for n in graph.block] == ["f32[N]", "f32[N]"]
+
+
 def test_replacing_keeps_states_outputs_and_readers() -> None:
     graph = _chain(2)
     first, second = graph.block.nodes()

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
@@ -128,6 +128,7 @@ def test_arrays_round_trip_to_the_bit(dtype: DType, count: int) -> None:
     assert again.tobytes() == array.tobytes()
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(width=32), max_size=8))
 def test_short_float_arrays_round_trip_to_the_bit(values: list[float]) -> None:
     array = np.array(values, np.float32)
