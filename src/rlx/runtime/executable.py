@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from typing import Any
@@ -104,6 +104,7 @@ class Executable:
         self._names = [n for n, _, _ in source.inputs]
         self._dtypes = [d.numpy for _, d, _ in source.inputs]
         self._outputs: list[TensorSpec] | None = None
+        self._output_names: list[str] = []
         self._result_type: Any = None
         if not self._unbounded():
             hints = dict(source.uppers)
@@ -162,7 +163,8 @@ class Executable:
             UsageError: an input is unknown, missing, or of another dtype or shape.
             ExecutionError: the data broke a rule of an operator.
         """
-        return dict(zip(self._output_names(), self._run(self._by_name(inputs)), strict=True))
+        results = self._run(self._by_name(inputs))
+        return dict(zip(self._output_names, results, strict=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with inputs by position or keyword; return the array, or a named tuple if there are several.
@@ -335,14 +337,12 @@ class Executable:
             guards = "; ".join(map(str, graph.facts.guards)) or f"extents {fixed}"
             _LOG.info("%s: compiled variant %d for %s (%s)", self._source.name, len(self._variants), dict(env), guards)
         if self._outputs is None:
+            self._output_names = names
             values = zip(names, graph.outputs, strict=True)
             self._outputs = [TensorSpec(n, v.type.dtype, _shown(v.type.shape)) for n, v in values]
             fields = [n if n.isidentifier() and not n.startswith("_") else f"output{i}" for i, n in enumerate(names)]
             self._result_type = namedtuple("Outputs", fields, rename=True)  # noqa: PYI024  (fields are data)
         return variant
-
-    def _output_names(self) -> Iterator[str]:
-        return (spec.name for spec in self.outputs)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
