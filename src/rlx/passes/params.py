@@ -6,9 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, cast
 
+import numpy as np
+
+from rlx.base.numeric import Array
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.rewrite import GraphRewriter
+from rlx.ops.indexing import Gather
 from rlx.ops.leaf import Constant
 
 __all__ = ["GROWTH", "ParamProgram", "split_params"]
@@ -108,9 +112,7 @@ class _Splitter:
                 return False
             sources |= known
             nbytes += cast("int", operand.type.nbytes)
-        if not sources or node.op.may_fail(
-            *(o.type if o is not None else None for o in node.operands)
-        ):
+        if not sources or _may_fail(node):
             return False
         if any(
             cast("int", r.type.nbytes) > self.growth * nbytes + _FREE_BYTES for r in node.results
@@ -186,6 +188,30 @@ class _Splitter:
                     del self.program.results[name]
                     del self.outputs[name]
         self.program.graph.set_outputs(self.outputs)
+
+
+def _may_fail(node: Node) -> bool:
+    """Return whether the node may raise for some weights: then it has to raise in a run."""
+    if not node.op.may_fail(*(o.type if o is not None else None for o in node.operands)):
+        return False
+    data, known = node.operands[0], _constant(node.operands[1] if len(node.operands) == 2 else None)
+    if data is None or known is None or not known.size:
+        return True
+    if isinstance(node.op, Gather):
+        extent = data.type.shape[node.op.axis]
+        return (
+            not isinstance(extent, int)
+            or not -extent <= int(known.min()) <= int(known.max()) < extent
+        )
+    return node.op.name not in _DIVISIONS or not bool(np.all(known != 0))
+
+
+_DIVISIONS = ("div", "floor_mod", "fmod")
+
+
+def _constant(value: Value | None) -> Array | None:
+    producer = value.producer if value is not None else None
+    return producer.op.data.array if producer and isinstance(producer.op, Constant) else None
 
 
 def _is_constant(value: Value) -> bool:

@@ -99,6 +99,26 @@ def test_what_may_fail_or_grows_too_much_stays() -> None:
     assert len(graph.block.nodes()) == 2
 
 
+def test_gathers_and_divisions_by_good_constants_move() -> None:
+    text = """graph {
+      param %a: i32[3] = dense<i32[3]: 1, 2, 7>
+      %i = constant() {data=literal dense<i64[2]: -3, 2>}
+      %out = constant() {data=literal dense<i64[1]: 3>}
+      %two = constant() {data=literal dense<i32[]: 2>}
+      %zero = constant() {data=literal dense<i32[]: 0>}
+      %g = gather(%a, %i) {axis=0}
+      %h = div(%g, %two)
+      %bad = gather(%a, %out) {axis=0}
+      %worse = div(%a, %zero)
+      return %h as "h", %bad as "bad", %worse as "worse"
+    }"""
+    graph = parse_graph(text)
+    program = split_params(graph)
+    verify(graph)
+    assert evaluate(program.graph, {})["div:0"].tolist() == [0, 3]
+    assert [n.op.name for n in graph.block if n.op.name != "constant"] == ["gather", "div"]
+
+
 def test_names_that_are_taken_get_a_number() -> None:
     text = """graph {
       param %a: f32[2] = dense<f32[2]: 1.0, 2.0>
