@@ -28,7 +28,9 @@ __all__ = ["Attention", "attention"]
 Causal = Literal["none", "bottom_right", "upper_left"]
 
 
-def _qkv(b: int, heads: tuple[int, int], lengths: tuple[int, int], depths: tuple[int, int]) -> tuple[Operand, ...]:
+def _qkv(
+    b: int, heads: tuple[int, int], lengths: tuple[int, int], depths: tuple[int, int]
+) -> tuple[Operand, ...]:
     (h, hk), (s, t), (d, dv) = heads, lengths, depths
     return Operand((b, h, s, d)), Operand((b, hk, t, d)), Operand((b, hk, t, dv))
 
@@ -74,7 +76,9 @@ class Attention(Op):
             (*_qkv(2, (2, 2), (4, 6), (8, 8)), Operand((2, 1, 4, 6), DType.BOOL, "bool")),
             {"scale": 0.35, "masked_row": "zeros"},
         ),
-        Sample((*_qkv(2, (2, 2), (4, 6), (8, 8)), Operand((4, 6))), {"scale": 0.35, "softcap": 2.0}),
+        Sample(
+            (*_qkv(2, (2, 2), (4, 6), (8, 8)), Operand((4, 6))), {"scale": 0.35, "softcap": 2.0}
+        ),
         # More queries than keys: the first rows see nothing.
         Sample(
             (*_qkv(1, (1, 1), (4, 2), (4, 4)), None),
@@ -94,13 +98,17 @@ class Attention(Op):
         self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None
     ) -> TensorType:
         if q.dtype not in FLOATS or not q.dtype is k.dtype is v.dtype:
-            raise TypeRuleError(f"needs q, k and v of one float dtype, found {q.dtype}, {k.dtype} and {v.dtype}")
+            raise TypeRuleError(
+                f"needs q, k and v of one float dtype, found {q.dtype}, {k.dtype} and {v.dtype}"
+            )
         self._check_choices()
         batch, heads, queries, keys, _, depth = self.extents(q, k, v)
         if mask is not None:
             _check_mask(mask, (batch, heads, queries, keys))
         bshd = self.out_layout == "bshd"
-        return q.with_shape((batch, queries, heads, depth) if bshd else (batch, heads, queries, depth))
+        return q.with_shape(
+            (batch, queries, heads, depth) if bshd else (batch, heads, queries, depth)
+        )
 
     def _check_choices(self) -> None:
         for name, choices in (
@@ -109,11 +117,15 @@ class Attention(Op):
             ("out_layout", ("bhsd", "bshd")),
         ):
             if getattr(self, name) not in choices:
-                raise TypeRuleError(f"{name} {getattr(self, name)!r} is none of {', '.join(choices)}")
+                raise TypeRuleError(
+                    f"{name} {getattr(self, name)!r} is none of {', '.join(choices)}"
+                )
         if not self.softcap >= 0:
             raise TypeRuleError(f"softcap is {self.softcap}; it must be at least 0")
 
-    def extents(self, q: TensorType, k: TensorType, v: TensorType) -> tuple[Dim, Dim, Dim, Dim, Dim, Dim]:
+    def extents(
+        self, q: TensorType, k: TensorType, v: TensorType
+    ) -> tuple[Dim, Dim, Dim, Dim, Dim, Dim]:
         """Return (B, H, S, T, D, Dv).
 
         Raises:
@@ -121,10 +133,14 @@ class Attention(Op):
         """
         if self.maps:
             if len(self.maps) != 3 or len(self.shape) != 6:
-                raise TypeRuleError(f"needs three maps and six extents, found {len(self.maps)} and {self.shape}")
+                raise TypeRuleError(
+                    f"needs three maps and six extents, found {len(self.maps)} and {self.shape}"
+                )
             for mapped, operand in zip(self.maps, (q, k, v), strict=True):
                 if mapped.rank != 4 or len(mapped.axes) != operand.rank:
-                    raise TypeRuleError(f"an index map over rank {mapped.rank} does not fit {operand}")
+                    raise TypeRuleError(
+                        f"an index map over rank {mapped.rank} does not fit {operand}"
+                    )
             batch, heads, queries, keys, inner, depth = self.shape
             return batch, heads, queries, keys, inner, depth
         if not q.rank == k.rank == v.rank == 4:
@@ -133,8 +149,12 @@ class Attention(Op):
         require_equal(batch, v.shape[0], "the batch of q and v")
         heads, kv_heads = q.shape[1], require_equal(k.shape[1], v.shape[1], "the heads of k and v")
         whole = isinstance(heads, int) and isinstance(kv_heads, int)
-        if current_facts().equal(heads, kv_heads) is not True and (not whole or not kv_heads or heads % kv_heads):
-            raise TypeRuleError(f"{heads} query heads are no multiple of {kv_heads} heads of k and v")
+        if current_facts().equal(heads, kv_heads) is not True and (
+            not whole or not kv_heads or heads % kv_heads
+        ):
+            raise TypeRuleError(
+                f"{heads} query heads are no multiple of {kv_heads} heads of k and v"
+            )
         inner = require_equal(q.shape[3], k.shape[3], "the depth of q and k")
         keys = require_equal(k.shape[2], v.shape[2], "the positions of k and v")
         return batch, heads, q.shape[2], keys, inner, v.shape[3]
@@ -150,10 +170,12 @@ class Attention(Op):
         kv_heads, t = k.shape[1:3]
         grouped = q.reshape(b, kv_heads, h // kv_heads if kv_heads else 0, s, q.shape[3])
         with np.errstate(all="ignore"):
-            scores = np.matmul(grouped, k.swapaxes(-1, -2)[:, :, None]) * np.asarray(self.scale, q.dtype)
+            scores = np.matmul(grouped, k.swapaxes(-1, -2)[:, :, None]) * np.asarray(
+                self.scale, q.dtype
+            )
             scores = self._masked(scores.reshape(b, h, s, t), mask)
             p = self._softmax(scores).astype(q.dtype)
-            y = np.matmul(p.reshape(b, kv_heads, -1, s, t) if p.size else p.reshape(*grouped.shape[:4], t), v[:, :, None])
+            y = np.matmul(p.reshape(*grouped.shape[:4], t), v[:, :, None])
         y = y.reshape(b, h, s, v.shape[3])
         return np.ascontiguousarray(y.swapaxes(1, 2)) if self.out_layout == "bshd" else y
 
@@ -272,7 +294,8 @@ def _check_mask(mask: TensorType, scores: tuple[Dim, ...]) -> None:
     facts = current_facts()
     lead = len(scores) - mask.rank
     if lead < 0 or any(
-        d != 1 and facts.equal(d, e) is False for d, e in zip(mask.shape, scores[lead:], strict=True)
+        d != 1 and facts.equal(d, e) is False
+        for d, e in zip(mask.shape, scores[lead:], strict=True)
     ):
         raise TypeRuleError(f"the mask {mask} does not broadcast to the scores {scores}")
 

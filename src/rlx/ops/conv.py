@@ -45,13 +45,17 @@ def _static_kernel(w: TensorType, rank: int) -> tuple[int, ...]:
         raise TypeRuleError(f"weights {w} need {rank + 2} axes for {rank} spatial axes of x")
     for extent in w.shape[2:]:
         if not isinstance(extent, int) or extent < 1:
-            raise TypeRuleError(f"the kernel extents of the weights {w} must be static and at least 1")
+            raise TypeRuleError(
+                f"the kernel extents of the weights {w} must be static and at least 1"
+            )
     return tuple(int(d) for d in w.shape[2:])  # pyright: ignore[reportArgumentType]
 
 
 def _check_operands(x: TensorType, w: TensorType, bias: TensorType | None, channels: Dim) -> None:
     if x.dtype not in NUMERIC or w.dtype is not x.dtype:
-        raise TypeRuleError(f"needs x and weights of one numeric dtype, found {x.dtype} and {w.dtype}; cast first")
+        raise TypeRuleError(
+            f"needs x and weights of one numeric dtype, found {x.dtype} and {w.dtype}; cast first"
+        )
     if bias is None:
         return
     if bias.rank != 1 or bias.dtype is not x.dtype:
@@ -163,11 +167,17 @@ class Conv(Op):
         if any(less_equal(0, p) is False for pair in self.pads for p in pair):
             raise TypeRuleError(f"pads {self.pads} must not be negative; use a slice")
         self._check_groups(w.shape[0])
-        require_equal(channels, w.shape[1] * self.groups, "the channels of x and those of all groups of the weights")
+        require_equal(
+            channels,
+            w.shape[1] * self.groups,
+            "the channels of x and those of all groups of the weights",
+        )
         _check_operands(x, w, bias, w.shape[0])
         out: list[Dim] = []
         for axis, extent in enumerate(space):
-            found = window_count(extent, self.pads[axis], kernel[axis], self.strides[axis], self.dilations[axis])
+            found = window_count(
+                extent, self.pads[axis], kernel[axis], self.strides[axis], self.dilations[axis]
+            )
             span = window_span(kernel[axis], self.dilations[axis])
             why = f"the window spans {span}, x with its padding {extent + sum(self.pads[axis])}"
             out.append(check_extent(found, axis, why))
@@ -175,13 +185,17 @@ class Conv(Op):
 
     def _check_groups(self, filters: Dim) -> None:
         if self.groups < 1 or (isinstance(filters, int) and filters % self.groups):
-            raise TypeRuleError(f"{filters} channels of the result do not split into {self.groups} groups")
+            raise TypeRuleError(
+                f"{filters} channels of the result do not split into {self.groups} groups"
+            )
 
     def reference(self, x: Array, w: Array, bias: Array | None = None) -> Array:  # noqa: D102
         x = padded(channels_first(x, self.layout), _static_pads(self.pads), 0)
         out = tuple(
             max(0, (extent - window_span(k, d)) // s + 1)
-            for extent, k, s, d in zip(x.shape[2:], w.shape[2:], self.strides, self.dilations, strict=True)
+            for extent, k, s, d in zip(
+                x.shape[2:], w.shape[2:], self.strides, self.dilations, strict=True
+            )
         )
         depthwise = w.shape[1] == 1 and w.shape[0] == self.groups
         y = self._depthwise(x, w, out) if depthwise else self._unfolded(x, w, out)
@@ -192,7 +206,9 @@ class Conv(Op):
         ones = [1] * len(out)
         with np.errstate(all="ignore"):
             for tap in taps(w.shape[2:]):
-                y += x[tap_slices(tap, out, self.strides, self.dilations)] * w[(slice(None), 0, *tap)].reshape(-1, *ones)
+                y += x[tap_slices(tap, out, self.strides, self.dilations)] * w[
+                    (slice(None), 0, *tap)
+                ].reshape(-1, *ones)
         return y
 
     def _unfolded(self, x: Array, w: Array, out: tuple[int, ...]) -> Array:
@@ -248,11 +264,21 @@ class ConvTranspose(Op):
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample(
             (Operand((2, 3, 4, 5)), Operand((3, 4, 3, 3)), Operand((4,))),
-            {"strides": (2, 2), "dilations": (1, 1), "pads": ((1, 1), (1, 1)), "output_padding": (1, 1)},
+            {
+                "strides": (2, 2),
+                "dilations": (1, 1),
+                "pads": ((1, 1), (1, 1)),
+                "output_padding": (1, 1),
+            },
         ),
         Sample(
             (Operand((1, 6, 4, 5)), Operand((6, 4, 2, 2)), None),
-            {"strides": (2, 2), "dilations": (1, 1), "pads": ((0, 0), (0, 0)), "output_padding": (0, 0)},
+            {
+                "strides": (2, 2),
+                "dilations": (1, 1),
+                "pads": ((0, 0), (0, 0)),
+                "output_padding": (0, 0),
+            },
         ),
         Sample(
             (Operand((1, 4, 4, 3)), Operand((4, 3, 3, 2)), Operand((6,))),
@@ -301,9 +327,16 @@ class ConvTranspose(Op):
     def infer(self, x: TensorType, w: TensorType, bias: TensorType | None = None) -> TensorType:  # noqa: D102
         _, channels, space = split_shape(x, self.layout)
         kernel = _static_kernel(w, len(space))
-        check_attributes(len(space), self.layout, {"strides": self.strides, "dilations": self.dilations}, self.pads)
+        check_attributes(
+            len(space),
+            self.layout,
+            {"strides": self.strides, "dilations": self.dilations},
+            self.pads,
+        )
         if len(self.output_padding) != len(space) or any(p < 0 for p in self.output_padding):
-            raise TypeRuleError(f"output_padding {self.output_padding} must have {len(space)} entries of at least 0")
+            raise TypeRuleError(
+                f"output_padding {self.output_padding} must have {len(space)} entries of at least 0"
+            )
         if self.groups < 1 or (isinstance(channels, int) and channels % self.groups):
             raise TypeRuleError(f"{channels} channels of x do not split into {self.groups} groups")
         require_equal(channels, w.shape[0], "the channels of x and of the weights")
@@ -311,9 +344,13 @@ class ConvTranspose(Op):
         _check_operands(x, w, bias, filters)
         out: list[Dim] = []
         for axis, extent in enumerate(space):
-            full = self.strides[axis] * (extent - 1) + window_span(kernel[axis], self.dilations[axis])
+            full = self.strides[axis] * (extent - 1) + window_span(
+                kernel[axis], self.dilations[axis]
+            )
             found = full + self.output_padding[axis] - self.pads[axis][0] - self.pads[axis][1]
-            out.append(check_extent(found, axis, f"the pads {self.pads[axis]} cut off more than there is"))
+            out.append(
+                check_extent(found, axis, f"the pads {self.pads[axis]} cut off more than there is")
+            )
         return spatial_type(x, self.layout, filters, out)
 
     def reference(self, x: Array, w: Array, bias: Array | None = None) -> Array:  # noqa: D102
@@ -339,9 +376,15 @@ class ConvTranspose(Op):
 
     def _crop(self, y: Array) -> Array:
         """Return the full result with its output padding added and its pads cut off."""
-        ends = [(-a, extra - b) for (a, b), extra in zip(_static_pads(self.pads), self.output_padding, strict=True)]
+        ends = [
+            (-a, extra - b)
+            for (a, b), extra in zip(_static_pads(self.pads), self.output_padding, strict=True)
+        ]
         y = padded(y, [(max(0, a), max(0, b)) for a, b in ends], 0)
-        inner = (slice(max(0, -a), extent - max(0, -b)) for (a, b), extent in zip(ends, y.shape[2:], strict=True))
+        inner = (
+            slice(max(0, -a), extent - max(0, -b))
+            for (a, b), extent in zip(ends, y.shape[2:], strict=True)
+        )
         return np.ascontiguousarray(y[(slice(None), slice(None), *inner)])
 
     def decompose(self, x: Value, w: Value, bias: Value | None = None) -> Value:
@@ -351,7 +394,9 @@ class ConvTranspose(Op):
         if self.layout == "nhwc":
             rank = x.type.rank
             first = (0, rank - 1, *range(1, rank - 1))
-            op_ = ConvTranspose(self.strides, self.dilations, self.pads, self.output_padding, self.groups)
+            op_ = ConvTranspose(
+                self.strides, self.dilations, self.pads, self.output_padding, self.groups
+            )
             return transpose(op_.decompose(transpose(x, first), w, bias), (0, *range(2, rank), 1))
         kernel = _static_kernel(w.type, len(self.strides))
         untouched = not any(self.output_padding) and all(p == 0 for pair in self.pads for p in pair)
@@ -368,14 +413,18 @@ class ConvTranspose(Op):
         channels, per_group = w.type.shape[:2]
         count = prod(kernel)
         split = reshape(w, (g, channels // g, per_group * count))
-        weights = reshape(transpose(split, (0, 2, 1)), (g * per_group * count, channels // g, *[1] * rank))
+        weights = reshape(
+            transpose(split, (0, 2, 1)), (g * per_group * count, channels // g, *[1] * rank)
+        )
         ones = (1,) * rank
         flat = emit_one(Conv(ones, ones, ((0, 0),) * rank, g), x, weights)
         batch, space = x.type.shape[0], x.type.shape[2:]
         parts = reshape(flat, (batch, g * per_group, *kernel, *space))
         order = [axis for i in range(rank) for axis in (2 + rank + i, 2 + i)]
         shuffled = transpose(parts, (0, 1, *order))
-        y = reshape(shuffled, (batch, g * per_group, *(d * k for d, k in zip(space, kernel, strict=True))))
+        y = reshape(
+            shuffled, (batch, g * per_group, *(d * k for d, k in zip(space, kernel, strict=True)))
+        )
         return y if bias is None else add(y, reshape(bias, (bias.type.shape[0], *ones)))
 
     def _spread(self, x: Value, w: Value, bias: Value | None, kernel: tuple[int, ...]) -> Value:
@@ -431,7 +480,9 @@ def _cut(x: Value, axis: int, before: Dim, after: Dim) -> tuple[Value, Dim, Dim]
     for count in (before, after):
         sign = less_equal(0, count)
         if sign is None:
-            raise TypeRuleError(f"padding of {count} may have either sign; give the extent it depends on")
+            raise TypeRuleError(
+                f"padding of {count} may have either sign; give the extent it depends on"
+            )
         cuts.append(0 if sign else -count)
     if cuts != [0, 0]:
         x = slice_axis(x, axis, cuts[0], x.type.shape[axis] - cuts[0] - cuts[1])

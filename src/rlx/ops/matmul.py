@@ -71,7 +71,9 @@ class MatMul(Op):
 
     def infer(self, a: TensorType, b: TensorType) -> TensorType:  # noqa: D102
         if a.dtype is not b.dtype or a.dtype not in NUMERIC:
-            raise TypeRuleError(f"needs two operands of one numeric dtype, found {a.dtype} and {b.dtype}; cast first")
+            raise TypeRuleError(
+                f"needs two operands of one numeric dtype, found {a.dtype} and {b.dtype}; cast first"
+            )
         if not a.rank or not b.rank:
             raise TypeRuleError(f"needs operands of rank 1 or more, found {a} and {b}")
         inner = b.shape[-2] if b.rank > 1 else b.shape[0]
@@ -155,11 +157,15 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", part):
             raise TypeRuleError(f"{part!r} in the equation {equation!r} is no list of axis letters")
     if len(inputs) != len(ranks) or not ranks:
-        raise TypeRuleError(f"the equation {equation!r} names {len(inputs)} operands, found {len(ranks)}")
+        raise TypeRuleError(
+            f"the equation {equation!r} names {len(inputs)} operands, found {len(ranks)}"
+        )
     free = [rank - len(part.replace("...", "")) for part, rank in zip(inputs, ranks, strict=True)]
     for part, rank, count in zip(inputs, ranks, free, strict=True):
         if count < 0 or (count and "..." not in part):
-            raise TypeRuleError(f"{part!r} in the equation {equation!r} does not fit an operand of rank {rank}")
+            raise TypeRuleError(
+                f"{part!r} in the equation {equation!r} does not fit an operand of rank {rank}"
+            )
     dots = "".join(chr(1 + i) for i in range(max(free)))
     expanded = [p.replace("...", dots[len(dots) - n :]) for p, n in zip(inputs, free, strict=True)]
     if arrow:
@@ -168,7 +174,9 @@ def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str
         letters = left.replace(",", "").replace("...", "")
         output = dots + "".join(sorted(c for c in set(letters) if letters.count(c) == 1))
     if len(set(output)) != len(output) or not set(output) <= set("".join(expanded)):
-        raise TypeRuleError(f"the result {right!r} of the equation {equation!r} repeats or invents a letter")
+        raise TypeRuleError(
+            f"the result {right!r} of the equation {equation!r} repeats or invents a letter"
+        )
     return expanded, output
 
 
@@ -180,8 +188,13 @@ def _diagonals(value: Value, labels: str) -> _Term:
         label = next(c for c in labels if labels.count(c) > 1)
         first, second = [i for i, c in enumerate(labels) if c == label][:2]
         extent = value.type.shape[first]
-        if not isinstance(extent, int) or current_facts().equal(extent, value.type.shape[second]) is not True:
-            raise TypeRuleError(f"the diagonal over {label!r} of {value.type} needs two equal static extents")
+        if (
+            not isinstance(extent, int)
+            or current_facts().equal(extent, value.type.shape[second]) is not True
+        ):
+            raise TypeRuleError(
+                f"the diagonal over {label!r} of {value.type} needs two equal static extents"
+            )
         rest = [i for i in range(len(labels)) if i not in (first, second)]
         lead = tuple(value.type.shape[i] for i in rest)
         flat = reshape(transpose(value, (*rest, first, second)), (*lead, extent * extent))

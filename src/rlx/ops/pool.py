@@ -36,28 +36,58 @@ from rlx.ops.windows import (
 __all__ = ["Pool"]
 
 
-def _sample(kind: str, shape: tuple[int, ...], fill: str, error: str = "", **attributes: Any) -> Sample:
+def _sample(
+    kind: str, shape: tuple[int, ...], fill: str, error: str = "", **attributes: Any
+) -> Sample:
     given = {"dilations": (1,) * len(attributes["kernel"]), **attributes}
     return Sample((Operand(shape, fill=fill),), {"kind": kind, **given}, error)
 
 
 def _samples(kind: str) -> Iterator[Sample]:
     none = (0, 0)
-    yield _sample(kind, (2, 3, 6, 7), "normal", kernel=(2, 2), strides=(2, 2), pads=(none, none), out=(3, 3))
-    yield _sample(kind, (1, 2, 6, 7), "special", kernel=(3, 3), strides=(1, 1), pads=((1, 1), (1, 1)), out=(6, 7))
-    uneven: dict[str, Any] = {"kernel": (3, 2), "strides": (2, 2), "pads": ((1, 0), (0, 1)), "out": (2, 3)}
+    yield _sample(
+        kind, (2, 3, 6, 7), "normal", kernel=(2, 2), strides=(2, 2), pads=(none, none), out=(3, 3)
+    )
+    yield _sample(
+        kind,
+        (1, 2, 6, 7),
+        "special",
+        kernel=(3, 3),
+        strides=(1, 1),
+        pads=((1, 1), (1, 1)),
+        out=(6, 7),
+    )
+    uneven: dict[str, Any] = {
+        "kernel": (3, 2),
+        "strides": (2, 2),
+        "pads": ((1, 0), (0, 1)),
+        "out": (2, 3),
+    }
     yield _sample(kind, (1, 2, 5, 5), "normal", **uneven, count_include_pad=True)
     # Ceil mode: the last windows reach beyond x.
-    yield _sample(kind, (1, 1, 4, 4), "normal", kernel=(3, 3), strides=(2, 2), pads=(none, none), out=(2, 2))
+    yield _sample(
+        kind, (1, 1, 4, 4), "normal", kernel=(3, 3), strides=(2, 2), pads=(none, none), out=(2, 2)
+    )
     wide: dict[str, Any] = {"kernel": (2, 3), "strides": (2, 1), "dilations": (3, 2)}
     yield _sample(kind, (1, 2, 9, 8), "normal", **wide, pads=(none, (1, 1)), out=(3, 6))
     yield _sample(kind, (2, 3, 9), "normal", kernel=(4,), strides=(3,), pads=((2, 1),), out=(3,))
-    deep: dict[str, Any] = {"kernel": (2, 3, 1), "strides": (1, 2, 2), "pads": ((1, 0), (1, 1), none)}
+    deep: dict[str, Any] = {
+        "kernel": (2, 3, 1),
+        "strides": (1, 2, 2),
+        "pads": ((1, 0), (1, 1), none),
+    }
     yield _sample(kind, (1, 2, 4, 5, 3), "normal", **deep, out=(4, 3, 2))
-    last: dict[str, Any] = {"kernel": (3, 3), "strides": (2, 2), "pads": ((1, 1), (1, 1)), "out": (3, 3)}
+    last: dict[str, Any] = {
+        "kernel": (3, 3),
+        "strides": (2, 2),
+        "pads": ((1, 1), (1, 1)),
+        "out": (3, 3),
+    }
     yield _sample(kind, (2, 5, 6, 3), "normal", **last, layout="nhwc")
     yield _sample(kind, (0, 3, 4), "normal", kernel=(2,), strides=(1,), pads=(none,), out=(3,))
-    yield _sample(kind, (1, 3, 4), "normal", "window 2", kernel=(2,), strides=(2,), pads=(none,), out=(3,))
+    yield _sample(
+        kind, (1, 3, 4), "normal", "window 2", kernel=(2,), strides=(2,), pads=(none,), out=(3,)
+    )
 
 
 @op("pool")
@@ -103,7 +133,9 @@ class Pool(Op):
         if any(less_equal(0, p) is False for pair in self.pads for p in pair):
             raise TypeRuleError(f"pads {self.pads} must not be negative; use a slice")
         if len(self.out) != len(space):
-            raise TypeRuleError(f"out {self.out} needs one entry for each of the {len(space)} spatial axes")
+            raise TypeRuleError(
+                f"out {self.out} needs one entry for each of the {len(space)} spatial axes"
+            )
         for axis, (extent, found) in enumerate(zip(space, self.out, strict=True)):
             check_extent(found, axis, f"the extent of x is {extent}, its padding {self.pads[axis]}")
             fixed = (extent, found, *self.pads[axis])
@@ -113,7 +145,9 @@ class Pool(Op):
                     raise TypeRuleError(self._outside(axis, empty))
         return spatial_type(x, self.layout, channels, self.out)
 
-    def _counts(self, axis: int, extent: int, out: int, before: int, after: int, *, padding: bool) -> Array:
+    def _counts(
+        self, axis: int, extent: int, out: int, before: int, after: int, *, padding: bool
+    ) -> Array:
         """Return per window of an axis how many of its taps lie in x, or in x and its padding."""
         starts = np.arange(out) * self.strides[axis] - before
         where = starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
@@ -122,7 +156,9 @@ class Pool(Op):
 
     def _first_empty(self, axis: int, extent: int, out: int, before: int, after: int) -> int | None:
         """Return the first window that has nothing to reduce, None if there is none."""
-        counts = self._counts(axis, extent, out, before, after, padding=self.kind == "avg" and self.count_include_pad)
+        counts = self._counts(
+            axis, extent, out, before, after, padding=self.kind == "avg" and self.count_include_pad
+        )
         return int(np.argmin(counts)) if counts.size and not counts.all() else None
 
     def _outside(self, axis: int, window: int) -> str:
@@ -142,7 +178,9 @@ class Pool(Op):
         y = self._maxima(x, out, pads) if self.kind == "max" else self._averages(x, out, pads)
         return np.ascontiguousarray(channels_last(y, self.layout))
 
-    def _widths(self, x: Array, out: list[int], pads: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _widths(
+        self, x: Array, out: list[int], pads: list[tuple[int, int]]
+    ) -> list[tuple[int, int]]:
         """Return the padding that makes every window fit, which in ceil mode is more than `pads`."""
         widths: list[tuple[int, int]] = []
         for axis, extent in enumerate(x.shape[2:]):
@@ -154,7 +192,9 @@ class Pool(Op):
     def _maxima(self, x: Array, out: list[int], pads: list[tuple[int, int]]) -> Array:
         lowest: Any = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
         wide = padded(x, self._widths(x, out, pads), lowest)
-        windows = (wide[tap_slices(tap, out, self.strides, self.dilations)] for tap in taps(self.kernel))
+        windows = (
+            wide[tap_slices(tap, out, self.strides, self.dilations)] for tap in taps(self.kernel)
+        )
         return reduce(numeric.maximum, windows)
 
     def _averages(self, x: Array, out: list[int], pads: list[tuple[int, int]]) -> Array:
@@ -170,6 +210,8 @@ class Pool(Op):
         """Return the number of elements that each window averages: [*out]."""
         total = np.ones([1] * len(out), np.int64)
         for axis, extent in enumerate(x.shape[2:]):
-            counts = self._counts(axis, extent, out[axis], *pads[axis], padding=self.count_include_pad)
+            counts = self._counts(
+                axis, extent, out[axis], *pads[axis], padding=self.count_include_pad
+            )
             total = total * counts.reshape([-1 if i == axis else 1 for i in range(len(out))])
         return total

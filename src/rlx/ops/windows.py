@@ -38,7 +38,9 @@ def window_span(kernel: int, dilation: int) -> int:
     return dilation * (kernel - 1) + 1
 
 
-def window_count(extent: Dim, pads: tuple[Dim, Dim], kernel: int, stride: int, dilation: int) -> Dim:
+def window_count(
+    extent: Dim, pads: tuple[Dim, Dim], kernel: int, stride: int, dilation: int
+) -> Dim:
     """Return how many windows fit into a padded axis: floor((extent + pads - span) / stride) + 1."""
     return floordiv(extent + pads[0] + pads[1] - window_span(kernel, dilation), stride) + 1
 
@@ -50,7 +52,9 @@ def check_extent(extent: Dim, axis: int, why: str) -> Dim:
         TypeRuleError: it is negative whatever the symbols are.
     """
     if less_equal(0, extent) is False:
-        raise TypeRuleError(f"spatial axis {axis} of the result would have the extent {extent}: {why}")
+        raise TypeRuleError(
+            f"spatial axis {axis} of the result would have the extent {extent}: {why}"
+        )
     return extent
 
 
@@ -85,7 +89,9 @@ def split_shape(x: TensorType, layout: str) -> tuple[Dim, Dim, tuple[Dim, ...]]:
 def spatial_type(x: TensorType, layout: str, channels: Dim, space: Sequence[Dim]) -> TensorType:
     """Return x's type with other channels and spatial extents."""
     batch = x.shape[0]
-    return x.with_shape((batch, *space, channels) if layout == "nhwc" else (batch, channels, *space))
+    return x.with_shape(
+        (batch, *space, channels) if layout == "nhwc" else (batch, channels, *space)
+    )
 
 
 def channels_first(x: Array, layout: str) -> Array:
