@@ -45,6 +45,7 @@ MAX_OPSET = 28
 Mapped = Value | Sequence[Value | None]
 MappingFunction = Callable[["Call"], Mapped]
 Function = TypeVar("Function", bound=MappingFunction)
+Text = TypeVar("Text", bound=str)
 ObjectArray = npt.NDArray[np.object_]
 """An array of integers, extents, floats or bools: what is known about a small tensor."""
 Operands = Sequence[Value | None]
@@ -264,15 +265,15 @@ class Call:
         """Return a STRING attribute."""
         return cast("str", self._attribute(name, (str,), default))
 
-    def get_choice(self, name: str, choices: Iterable[str], default: str | None = None) -> str:
+    def get_choice(self, name: str, choices: Iterable[Text], default: Text | None = None) -> Text:
         """Return a STRING attribute that must be one of these."""
         found = self.get_string(name, default)
         allowed = tuple(choices)
-        if found not in allowed:
-            raise self.refuse(
-                f"attribute {name!r} is {found!r}; supported are {', '.join(allowed)}"
-            )
-        return found
+        for text in allowed:
+            if text == found:
+                return text
+        shown = ", ".join(allowed)
+        raise self.refuse(f"attribute {name!r} is {found!r}; supported are {shown}")
 
     def get_ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return an INTS attribute."""

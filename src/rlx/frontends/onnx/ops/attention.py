@@ -14,7 +14,7 @@ from rlx.frontends.onnx.ops.movement import pad
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
-from rlx.ops.attention import Attention
+from rlx.ops.attention import Attention, Causal
 from rlx.ops.indexing import Gather
 from rlx.ops.leaf import constant, dim_tensor
 from rlx.ops.movement import arange, concat, reshape, slice_axis, transpose, unsqueeze
@@ -57,7 +57,7 @@ def _attention(call: Call) -> Mapped:
     return (_join_heads(y) if flat else y), k, v
 
 
-def _causal(call: Call, queries: Dim, keys: Dim) -> str:
+def _causal(call: Call, queries: Dim, keys: Dim) -> Causal:
     """Return the operator's own causal mask; "none" also where it has to be written out."""
     if not call.get_flag("is_causal") or call.maybe(6) is not None:
         return "none"

@@ -30,7 +30,7 @@ __all__ = ["axes_of", "pad"]
 _AS_GOOD_AS_ALL = 1 << 24
 """Exporters write numbers such as 10^9 for "to the end". From here on one guard makes it so; below,
 the minimum of the number and the extent is carried."""
-_PAD_MODES = ("constant", "reflect", "edge", "wrap")
+_PAD_MODES: tuple[mv.PadMode, ...] = ("constant", "reflect", "edge", "wrap")
 
 
 @onnx_op("Reshape", "allowzero")
@@ -264,13 +264,12 @@ def pad(
     x: Value, before: Sequence[Dim], after: Sequence[Dim], mode: str, value: Value | None = None
 ) -> Value:
     """Return x with elements added at both ends of every axis; negative numbers remove some."""
-    cut = [(dim_min(a, 0), dim_min(b, 0)) for a, b in zip(before, after, strict=True)]
-    if any(a != 0 or b != 0 for a, b in cut):
-        sizes = [d + a + b for d, (a, b) in zip(x.type.shape, cut, strict=True)]
-        x = mv.slice(x, tuple(-a for a, _ in cut), tuple(sizes), (1,) * x.type.rank)
     begin, end = tuple(dim_max(a, 0) for a in before), tuple(dim_max(b, 0) for b in after)
-    if not any(d != 0 for d in (*begin, *end)):
-        return x
+    # What is cut is a - max(a, 0), so that the extents of both steps add up to d + a + b.
+    cut_begin = [a - grown for a, grown in zip(before, begin, strict=True)]
+    cut_end = [b - grown for b, grown in zip(after, end, strict=True)]
+    sizes = [d + a + b for d, a, b in zip(x.type.shape, cut_begin, cut_end, strict=True)]
+    x = mv.slice(x, [-a for a in cut_begin], sizes)
     return mv.pad(x, begin, end, mode, value if mode == "constant" else None)
 
 

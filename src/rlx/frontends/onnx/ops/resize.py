@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from fractions import Fraction
+from typing import Literal
 
 import numpy as np
 
@@ -15,17 +15,19 @@ from rlx.base.types import normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops.dims import Ratio
-from rlx.ops.resize import Resize
+from rlx.ops.resize import Coordinate, Nearest, Resize, scale_ratio
 from rlx.ops.spec import emit_one
 
-_COORDINATES = (
+_COORDINATES: tuple[Coordinate, ...] = (
     "half_pixel",
     "asymmetric",
     "align_corners",
     "pytorch_half_pixel",
     "half_pixel_symmetric",
 )
-_NEAREST = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_MODES: tuple[Literal["nearest", "linear", "cubic"], ...] = ("nearest", "linear", "cubic")
+_NEAREST: tuple[Nearest, ...] = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_MAX_DENOMINATOR = 4096
 _COMMON = (
     "mode coordinate_transformation_mode nearest_mode cubic_coeff_a exclude_outside "
     "extrapolation_value"
@@ -39,8 +41,8 @@ def _upsample(call: Call) -> Mapped:
     """The old forms: source index = floor(i / scale), or linear between neighbours at i / scale."""
     x = call.value(0)
     scales = call.get_floats("scales") if call.has("scales") else call.floats(1, "scales")
-    mode = call.get_choice("mode", ("nearest", "linear", "bilinear"), "nearest")
-    mode = "nearest" if mode == "nearest" else "linear"
+    nearest = call.get_choice("mode", ("nearest", "linear", "bilinear"), "nearest") == "nearest"
+    mode = "nearest" if nearest else "linear"
     sizes = tuple(_scaled(call, d, s) for d, s in zip(x.type.shape, scales, strict=True))
     return emit_one(Resize(sizes, tuple(scales), mode, "asymmetric", "floor"), x)
 
@@ -50,7 +52,7 @@ def _upsample(call: Call) -> Mapped:
 def _resize(call: Call) -> Mapped:
     x = call.value(0)
     coordinate = call.get_choice("coordinate_transformation_mode", _COORDINATES, "half_pixel")
-    mode = call.get_choice("mode", ("nearest", "linear", "cubic"), "nearest")
+    mode = call.get_choice("mode", _MODES, "nearest")
     rank = x.type.rank
     axes = tuple(normalize_axis(a, rank) for a in call.get_ints("axes", tuple(range(rank))))
     sizes: list[Dim] = list(x.type.shape)
@@ -126,9 +128,9 @@ def _scaled(call: Call, extent: Dim, scale: float) -> Dim:
     """Return floor(extent * scale)."""
     if isinstance(extent, int):
         return math.floor(extent * float(np.float32(scale)))
-    ratio = Fraction(scale).limit_denominator(4096)
-    if np.float32(ratio.numerator / ratio.denominator) != np.float32(scale):
+    ratio = scale_ratio(scale)
+    if ratio.denominator > _MAX_DENOMINATOR:
         raise call.refuse(
-            f"the scale {scale} of the symbolic extent {extent} is not a ratio of small numbers"
+            f"the scale {scale} of the symbolic extent {extent} is no ratio of small numbers"
         )
     return floordiv(extent * ratio.numerator, ratio.denominator)

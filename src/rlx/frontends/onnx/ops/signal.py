@@ -88,9 +88,9 @@ def _mel_matrix(bins: int, length: int, rate: int, low: float, high: float) -> A
         if centre == first:
             out[centre, index] = 1.0
         else:
-            rising: Array = np.arange(first, centre + 1)
+            rising = np.arange(int(first), int(centre) + 1)
             out[rising, index] = (rising - first) / (centre - first)
-        falling: Array = np.arange(centre, last)
+        falling = np.arange(int(centre), int(last))
         out[falling, index] = (last - falling) / max(last - centre, 1)
     return out
 
