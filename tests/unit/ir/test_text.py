@@ -15,7 +15,7 @@ from rlx.expr.body import Scalar, trace
 from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, State
-from rlx.ir.op import registered_ops
+from rlx.ir.op import Op, registered_ops
 from rlx.ir.parse import parse_array, parse_graph
 from rlx.ir.text import content_hash, format_array, print_graph
 from rlx.ir.verify import verify
@@ -200,3 +200,23 @@ def test_the_hash_ignores_names_and_bounds_but_not_constants() -> None:
 def test_the_hash_takes_params_by_type() -> None:
     text = 'graph { param %w: f32[1] = dense<f32[1]: 1.0> return %w as "y" }'
     assert content_hash(parse_graph(text)) == content_hash(parse_graph(text.replace("1.0", "2.0")))
+
+
+def _sampled() -> list[Op]:
+    found: dict[Op, None] = {}
+    for cls in registered_ops().values():
+        for sample in getattr(cls, "samples", ()):
+            if not sample.error:
+                found[cls(**sample.attributes)] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("op", _sampled(), ids=repr)
+def test_the_attributes_of_every_operator_round_trip(op: Op) -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.F32, (2,)))
+    node = Builder(graph.block, graph.facts).emit_typed(op, [x], [x.type])
+    graph.set_outputs({"y": node.result})
+    again = parse_graph(print_graph(graph)).block.nodes()[0].op
+    assert again == op
+    assert repr(again) == repr(op)

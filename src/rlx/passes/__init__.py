@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transformations of a graph. `pipelines` says which run in which order and why."""
