@@ -22,7 +22,7 @@ from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ops.region import Region, WithEpilogue
 from rlx.passes.manager import PassContext
 
-__all__ = ["FuseEpilogues", "FuseRegions", "FormRegions"]
+__all__ = ["FormRegions", "FuseEpilogues", "FuseRegions"]
 
 _CHEAP = frozenset(
     {"const", "cast", "neg", "abs", "add", "sub", "mul", "max", "min", "select", "and", "or", "not", "xor"}
@@ -129,6 +129,7 @@ class _Merger:
             if merged is None:
                 return
             consumer = merged
+            refused.clear()  # what had another reader before may have none now
 
     def _absorb(self, consumer: Node, index: int, operand: Value) -> Node | None:
         producer = operand.producer

@@ -13,6 +13,7 @@ import itertools
 import re
 import struct
 import threading
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,7 +265,9 @@ class Library:
                 self._jit.close()
                 raise BuildError(f"linking {len(objects)} objects failed: {error}") from error
         self._addresses: dict[str, int] = {name: self._tracker[name] for name in names}
-        self._closed = False
+        # Also runs when the object is collected and at interpreter exit, where LLVM's own objects would otherwise be
+        # destroyed in any order.
+        self._release = weakref.finalize(self, _release, self._tracker, self._jit)
 
     def address(self, symbol: str) -> int:
         """Return the address of a symbol asked for at link time.
@@ -272,7 +275,7 @@ class Library:
         Raises:
             UsageError: the library is closed, or the symbol was not asked for.
         """
-        if self._closed:
+        if not self._release.alive:
             raise UsageError("this library is closed; its code is no longer in memory")
         if symbol not in self._addresses:
             raise UsageError(
@@ -287,8 +290,10 @@ class Library:
 
     def close(self) -> None:
         """Remove the code from memory. Nothing may be running it, nothing may call it afterwards."""
-        if not self._closed:
-            self._closed = True
-            with _LOCK:
-                self._tracker.close()
-                self._jit.close()
+        self._release()
+
+
+def _release(tracker: llvm.ResourceTracker, jit: llvm.LLJIT) -> None:
+    with _LOCK:
+        tracker.close()
+        jit.close()
