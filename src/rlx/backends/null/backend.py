@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schedules and plans any graph without a device, so the compiler can be tested anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlx.backends.protocol import CompiledGraph, CompileOptions, MemoryReport
+from rlx.base.dims import Dim
+from rlx.base.errors import DeviceError
+from rlx.base.numeric import Array
+from rlx.base.target import Claims, Target
+from rlx.ir.graph import Graph, Node
+from rlx.kernel.program import Program, SlotArg
+from rlx.kernel.schedule import LoweringContext, schedule
+from rlx.memory.plan import Plan, plan_memory
+from rlx.ops.region import WithEpilogue
+
+__all__ = ["NullBackend"]
+
+_ANCHORS = frozenset({"matmul", "conv", "conv_transpose"})
+
+
+class _Lowerer:
+    """One launch per node, named after its operator."""
+
+    def lower(self, node: Node, ctx: LoweringContext) -> None:
+        args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
+        results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]
+        op = node.op
+        name = f"{op.anchor.name}+epilogue" if isinstance(op, WithEpilogue) else op.name
+        ctx.launch(name, [*args, *results])
+
+    def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
+        del nbytes
+        ctx.launch("copy", [SlotArg(source), SlotArg(target, writes=True)])
+
+
+class _Compiled:
+    """A scheduled program with a memory plan and nothing to run it on."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._plan = Plan()
+        self._weights: dict[str, int] = {}
+        counts = Counter(str(t.kernel) for t in program.thunks if t.kernel is not None)
+        self.dispatch: Sequence[tuple[str, str, int]] = [(n, "kernel", c) for n, c in sorted(counts.items())]
+
+    def set_weight(self, name: str, data: Array) -> None:
+        self._weights[name] = data.nbytes
+
+    def plan(self, uppers: Mapping[str, int]) -> None:
+        self._plan = plan_memory(self.program, uppers)
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+        del inputs, outputs, env
+        raise DeviceError("the null device compiles and plans, it does not run; use device='cpu'")
+
+    def memory(self) -> MemoryReport:
+        return MemoryReport(
+            weights=sum(self._weights.values()), arena=self._plan.arena, arena_lower_bound=self._plan.lower_bound
+        )
+
+    def close(self) -> None:
+        self._weights.clear()
+
+
+class NullBackend:
+    """Compiles for no device at all."""
+
+    name = "null"
+
+    def targets(self) -> Sequence[Target]:
+        """Return the one target."""
+        return (Target("null", description="compiles and plans, runs nothing"),)
+
+    def claims(self, target: Target) -> Claims:
+        """Return claims on every operator, so graphs stay as they are but for fusion."""
+        del target
+        return Claims(epilogue_anchors=_ANCHORS)
+
+    def passes(self, target: Target) -> Sequence[Any]:
+        """Return none."""
+        del target
+        return ()
+
+    def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
+        """Schedule a graph with one launch per node."""
+        del target, options
+        with graph.facts.active():
+            return _Compiled(schedule(graph, _Lowerer()))
+
+    def describe(self, target: Target) -> Mapping[str, Any]:
+        """Return nothing: there is no device."""
+        del target
+        return {}
