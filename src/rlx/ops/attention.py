@@ -16,7 +16,7 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType, require_equal
-from rlx.expr.body import trace
+from rlx.expr.body import BodyBuilder
 from rlx.expr.index import IndexMap
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -40,23 +40,29 @@ def _qkv(
 class Attention(Op):
     """softmax(cap(q k' * scale) + mask) v per batch and head.
 
-    q: [B, H, S, D], k: [B, Hk, T, D], v: [B, Hk, T, Dv] -> [B, H, S, Dv]; H is a multiple of Hk, and query head h
-    reads head h // (H / Hk) of k and v. mask broadcasts to [B, H, S, T]: bool (True keeps a key) or float (added to
-    the scores as a number, so finite masks do not hide). cap(x) = softcap * tanh(x / softcap).
+    q: [B, H, S, D], k: [B, Hk, T, D], v: [B, Hk, T, Dv] -> [B, H, S, Dv]; H is a multiple of Hk,
+        and query head h
+    reads head h // (H / Hk) of k and v. mask broadcasts to [B, H, S, T]: bool (True keeps a key) or
+    float (added to the scores as a number, so finite masks do not hide). cap(x) = softcap * tanh(x
+    / softcap).
 
-    The scores of keys that a bool mask or `causal` hides are replaced, not added to, so NaN in such a key does not
-    reach the probabilities. NaN in its row of v does reach the result, as 0 * NaN. A key hidden by a float mask of
-    -inf is poisonous either way. The softmax subtracts the row's maximum; f16 and bf16 compute in f32.
+    The scores of keys that a bool mask or `causal` hides are replaced, not added to, so NaN in such
+    a key does not reach the probabilities. NaN in its row of v does reach the result, as 0 * NaN. A
+    key hidden by a float mask of
+    -inf is poisonous either way. The softmax subtracts the row's maximum; f16 and bf16 compute in
+    f32.
 
     Attributes:
         scale: factor of the scores.
-        masked_row: what a row without any key gives (all scores -inf, or T = 0): `nan`, as softmax does, or `zeros`;
-            `nan_to_zeros` makes every probability that is NaN zero, whatever the reason.
-        causal: query i sees key j where j <= i (`upper_left`) or j <= i + T - S (`bottom_right`); `none` sees all.
+        masked_row: what a row without any key gives (all scores -inf, or T = 0): `nan`, as softmax
+            does, or `zeros`; `nan_to_zeros` makes every probability that is NaN zero, whatever the
+            reason.
+        causal: query i sees key j where j <= i (`upper_left`) or j <= i + T - S (`bottom_right`);
+            `none` sees all.
         softcap: bound of the scores before the mask; 0 for none.
         shape: (B, H, S, T, D, Dv) where the operands are read through `maps`; () otherwise.
-        maps: how the element (batch, head, position, depth) is read from the q, k and v operands; () where these have
-            the shapes above.
+        maps: how the element (batch, head, position, depth) is read from the q, k and v operands;
+            () where these have the shapes above.
         out_layout: `bhsd` or `bshd`, the order of the result's axes.
     """
 
@@ -87,6 +93,10 @@ class Attention(Op):
         Sample(
             (*_qkv(1, (1, 1), (4, 2), (4, 4)), None),
             {"scale": 0.5, "causal": "bottom_right", "masked_row": "nan"},
+        ),
+        Sample(
+            (*_qkv(1, (1, 1), (4, 2), (4, 4)), None),
+            {"scale": 0.5, "causal": "bottom_right", "masked_row": "nan_to_zeros"},
         ),
         Sample((*_qkv(0, (2, 1), (3, 4), (4, 4)), None), {"scale": 0.5}),
         Sample((*_qkv(1, (2, 2), (3, 0), (4, 4)), None), {"scale": 0.5, "masked_row": "zeros"}),
@@ -201,9 +211,9 @@ class Attention(Op):
         return np.where(np.isneginf(top), 0.0, p) if self.masked_row == "zeros" else p
 
     def decompose(self, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
-        """Return it as two matmuls around a softmax. The scores and probabilities are rounded to the dtype."""
-        from rlx.ops.leaf import constant
+        """Return two matmuls around a softmax; scores and probabilities round to the dtype."""
         from rlx.ops.elementwise import mul
+        from rlx.ops.leaf import constant
         from rlx.ops.matmul import matmul
         from rlx.ops.movement import reshape, transpose
         from rlx.ops.norm import Softmax
@@ -253,18 +263,20 @@ class Attention(Op):
         return scores
 
     def _emit_zero_rows(self, scores: Value, p: Value) -> Value:
-        from rlx.ops.elementwise import equal, where
+        from rlx.ops.elementwise import equal, is_nan, where
         from rlx.ops.leaf import constant
         from rlx.ops.reduce import reduce_max
 
         if self.masked_row == "nan":
             return p
         dtype = scores.type.dtype
+        if self.masked_row == "nan_to_zeros":
+            return where(is_nan(p), constant(0.0, dtype), p)
         empty = equal(reduce_max(scores, (3,), True), constant(-math.inf, dtype))
         return where(empty, constant(0.0, dtype), p)
 
 
-def attention(
+def attention(  # noqa: PLR0913
     q: Value,
     k: Value,
     v: Value,
@@ -275,7 +287,9 @@ def attention(
     softcap: float = 0.0,
     masked_row: Literal["nan", "zeros", "nan_to_zeros"] = "nan",
 ) -> Value:
-    """Return attention over [B, H, S, D] operands. See `Attention`; the default scale is 1 / sqrt(D).
+    """Return attention over [B, H, S, D] operands.
+
+    See `Attention`; the default scale is 1 / sqrt(D).
 
     Raises:
         TypeRuleError: the operands do not fit, or D is symbolic and no scale is given.
@@ -311,5 +325,5 @@ def _read(array: Array, mapped: IndexMap, shape: Sequence[int]) -> Array:
 
 
 def _emit_read(value: Value, mapped: IndexMap, shape: tuple[Dim, ...]) -> Value:
-    body = trace(lambda x: x, [value.type.dtype])
-    return emit_one(Region(body, shape, (mapped,)), value)
+    builder = BodyBuilder([value.type.dtype])
+    return emit_one(Region(builder.finish(builder.input(0)), shape, (mapped,)), value)

@@ -48,7 +48,7 @@ def _static_kernel(w: TensorType, rank: int) -> tuple[int, ...]:
             raise TypeRuleError(
                 f"the kernel extents of the weights {w} must be static and at least 1"
             )
-    return tuple(int(d) for d in w.shape[2:])  # pyright: ignore[reportArgumentType]
+    return tuple(int(d) for d in w.shape[2:])
 
 
 def _check_operands(x: TensorType, w: TensorType, bias: TensorType | None, channels: Dim) -> None:
@@ -83,12 +83,14 @@ def _samples(first: tuple[int, ...]) -> tuple[Operand, Operand, Operand]:
 @op("conv")
 @dataclass(frozen=True)
 class Conv(Op):
-    """y[n, o, p] = bias[o] + sum over c, t of x[n, c, p * stride + t * dilation - before] * w[o, c, t].
+    """y[n, o, p] = bias[o] + sum over c, t of x[n, c, p stride + t dilation - before] w[o, c, t].
 
-    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); w: [O, C / groups, *kernel] in both layouts; bias: [O].
-    The result has x's layout, O channels and floor((extent + pads - span) / stride) + 1 elements per spatial axis,
-    where span = dilation * (kernel - 1) + 1. Outside of x it reads zeros. The channels of group g of the result read
-    group g of x. f16 and bf16 accumulate in f32; integers wrap.
+    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); w: [O, C / groups, *kernel] in both
+        layouts; bias: [O].
+    The result has x's layout, O channels and floor((extent + pads - span) / stride) + 1 elements
+    per spatial axis, where span = dilation * (kernel - 1) + 1. Outside of x it reads zeros. The
+    channels of group g of the result read group g of x. f16 and bf16 accumulate in f32; integers
+    wrap.
 
     Attributes:
         strides: step of the window per spatial axis.
@@ -212,7 +214,7 @@ class Conv(Op):
         return y
 
     def _unfolded(self, x: Array, w: Array, out: tuple[int, ...]) -> Array:
-        """One matrix product per sample and slab of the first spatial axis: [O / g, C / g * K] @ [C / g * K, P]."""
+        """One product [O / g, C / g * K] @ [C / g * K, P] per sample and slab of the first axis."""
         n, g, (filters, depth) = x.shape[0], self.groups, w.shape[:2]
         count = prod(w.shape[2:])
         weights = np.ascontiguousarray(w.reshape(g, filters // g, depth * count))
@@ -239,16 +241,21 @@ class Conv(Op):
 @op("conv_transpose")
 @dataclass(frozen=True)
 class ConvTranspose(Op):
-    """y[n, o, i * stride + t * dilation - before] += x[n, c, i] * w[c, o, t], over a y that starts at the bias.
+    """y[n, o, i * stride + t * dilation - before] += x[n, c, i] * w[c, o, t].
 
-    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); w: [C, O / groups, *kernel] in both layouts; bias: [O].
-    The result has x's layout, O channels and stride * (extent - 1) + output_padding + span - pads elements per
-    spatial axis, where span = dilation * (kernel - 1) + 1. f16 and bf16 accumulate in f32; integers wrap.
+    y starts as the bias.
+
+    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); w: [C, O / groups, *kernel] in both
+        layouts; bias: [O].
+    The result has x's layout, O channels and stride * (extent - 1) + output_padding + span - pads
+    elements per spatial axis, where span = dilation * (kernel - 1) + 1. f16 and bf16 accumulate in
+    f32; integers wrap.
 
     Attributes:
         strides: distance of neighbouring elements of x in the result, per spatial axis.
         dilations: distance of the window's taps.
-        pads: (before, after): elements cut off the full result; negative ones extend it. May be symbolic.
+        pads: (before, after): elements cut off the full result; negative ones extend it. May be
+            symbolic.
         output_padding: elements added at the end of the full result before `pads` are cut off.
         groups: number of groups that the channels are split into.
         layout: `nchw` or `nhwc`.
@@ -388,7 +395,7 @@ class ConvTranspose(Op):
         return np.ascontiguousarray(y[(slice(None), slice(None), *inner)])
 
     def decompose(self, x: Value, w: Value, bias: Value | None = None) -> Value:
-        """Return it as a convolution: over 1x1 windows where windows do not overlap, else over a spread-out x."""
+        """Return a convolution: pointwise where windows do not overlap, else over x spread out."""
         from rlx.ops.movement import transpose
 
         if self.layout == "nhwc":
@@ -405,7 +412,7 @@ class ConvTranspose(Op):
         return self._spread(x, w, bias, kernel)
 
     def _shuffled(self, x: Value, w: Value, bias: Value | None, kernel: tuple[int, ...]) -> Value:
-        """y[n, o, i * k + t] = sum over c of x[n, c, i] * w[c, o, t]: a pointwise convolution, then a shuffle."""
+        """y[n, o, i * k + t] = sum over c of x[n, c, i] * w[c, o, t], then a shuffle."""
         from rlx.ops.elementwise import add
         from rlx.ops.movement import reshape, transpose
 

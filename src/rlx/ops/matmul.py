@@ -26,7 +26,8 @@ __all__ = ["MatMul", "array_matmul", "einsum", "matmul"]
 def array_matmul(a: Array, b: Array) -> Array:
     """Return `a @ b` in the dtype of the operands; sums of integers wrap.
 
-    NumPy has no fast integer product, so integers go through f64 wherever every partial sum is exact there.
+    NumPy has no fast integer product, so integers go through f64 wherever every partial sum is
+    exact there.
     """
     with np.errstate(all="ignore"):
         if a.dtype.kind not in "iu" or a.size == 0 or b.size == 0:
@@ -50,9 +51,10 @@ def _f32(*shape: int) -> Operand:
 class MatMul(Op):
     """y[..., m, n] = sum over k of a[..., m, k] * b[..., k, n].
 
-    a: [*batch, M, K], b: [*batch, K, N] -> [*batch, M, N]; the batch axes broadcast. As in NumPy a rank 1 operand is a
-    row (a) or a column (b) and its axis is missing in the result. f16 and bf16 accumulate in f32; integers wrap, and
-    the result has their dtype.
+    a: [*batch, M, K], b: [*batch, K, N] -> [*batch, M, N]; the batch axes broadcast. As in NumPy a
+        rank 1 operand is a
+    row (a) or a column (b) and its axis is missing in the result. f16 and bf16 accumulate in f32;
+    integers wrap, and the result has their dtype.
     """
 
     operands = ("a", "b")
@@ -72,7 +74,7 @@ class MatMul(Op):
     def infer(self, a: TensorType, b: TensorType) -> TensorType:  # noqa: D102
         if a.dtype is not b.dtype or a.dtype not in NUMERIC:
             raise TypeRuleError(
-                f"needs two operands of one numeric dtype, found {a.dtype} and {b.dtype}; cast first"
+                f"needs operands of one numeric dtype, found {a.dtype} and {b.dtype}; cast first"
             )
         if not a.rank or not b.rank:
             raise TypeRuleError(f"needs operands of rank 1 or more, found {a} and {b}")
@@ -87,12 +89,14 @@ class MatMul(Op):
         return array_matmul(a, b)
 
     def decompose(self, a: Value, b: Value) -> Value | None:
-        """Return the product with rank 1 operands as matrices; None where both have rank 2 or more."""
+        """Return the product of matrices for rank 1 operands; None where there are none."""
         return matmul(a, b) if 1 in (a.type.rank, b.type.rank) else None
 
 
 def matmul(a: Value, b: Value) -> Value:
-    """Return `a @ b` by NumPy's rules. A rank 1 operand is reshaped to a matrix, so backends see only matrices.
+    """Return `a @ b` by NumPy's rules.
+
+    A rank 1 operand is reshaped to a matrix, so backends see only matrices.
 
     Raises:
         TypeRuleError: an operand has rank 0, or the contracted extents differ.
@@ -109,7 +113,7 @@ def matmul(a: Value, b: Value) -> Value:
     return reshape(full, (*batch, *(() if row else (m,)), *(() if column else (n,))))
 
 
-# -- einsum ------------------------------------------------------------------------------------------------------------
+# -- einsum ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -126,13 +130,13 @@ class _Term:
 def einsum(equation: str, *values: Value) -> Value:
     """Return the sum of products that an Einstein equation names, as in `numpy.einsum`.
 
-    Operands are contracted from left to right, each pair by one matmul (or one multiplication where no axis of the
-    two is summed), so intermediate results are rounded to the dtype.
+    Operands are contracted from left to right, each pair by one matmul (or one multiplication where
+    no axis of the two is summed), so intermediate results are rounded to the dtype.
 
     Args:
-        equation: letters per axis, ``...`` for broadcast axes, ``->`` and the result's letters (without it: the
-            letters that occur once, sorted, after the broadcast axes). A letter may repeat in one operand (diagonal)
-            where its extent is static.
+        equation: letters per axis, ``...`` for broadcast axes, ``->`` and the result's letters
+            (without it: the letters that occur once, sorted, after the broadcast axes). A letter
+            may repeat in one operand (diagonal) where its extent is static.
         values: the operands, of one dtype.
 
     Raises:
@@ -149,7 +153,7 @@ def einsum(equation: str, *values: Value) -> Value:
 
 
 def _parse_equation(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the labels of every operand and of the result; broadcast axes get control characters."""
+    """Return the labels of the operands and the result; broadcast axes get control characters."""
     text = equation.replace(" ", "")
     left, arrow, right = text.partition("->")
     inputs = left.split(",")

@@ -95,10 +95,11 @@ def _samples(kind: str) -> Iterator[Sample]:
 class Pool(Op):
     """The largest element, or the average, of every window of every channel.
 
-    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc). Window p of a spatial axis holds the elements
-    p * stride + t * dilation - before, t < kernel. What lies outside of x never is a maximum, and counts in an
-    average only where `count_include_pad` is set and it lies within `pads`: what a window of ceil mode has beyond
-    them never counts. NaN in a window gives NaN.
+    x: [N, C, *space] (layout nchw) or [N, *space, C] (nhwc). Window p of a spatial axis holds the
+        elements
+    p * stride + t * dilation - before, t < kernel. What lies outside of x never is a maximum, and
+    counts in an average only where `count_include_pad` is set and it lies within `pads`: what a
+    window of ceil mode has beyond them never counts. NaN in a window gives NaN.
 
     Attributes:
         kind: `max` (any numeric dtype) or `avg` (floats; f16 and bf16 accumulate in f32).
@@ -181,7 +182,7 @@ class Pool(Op):
     def _widths(
         self, x: Array, out: list[int], pads: list[tuple[int, int]]
     ) -> list[tuple[int, int]]:
-        """Return the padding that makes every window fit, which in ceil mode is more than `pads`."""
+        """Return the padding that makes every window fit: in ceil mode more than `pads`."""
         widths: list[tuple[int, int]] = []
         for axis, extent in enumerate(x.shape[2:]):
             span = window_span(self.kernel[axis], self.dilations[axis])

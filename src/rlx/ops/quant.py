@@ -60,6 +60,10 @@ def _check_parameters(
             raise TypeRuleError(f"scale {scale} and zero point {zero_point} have different shapes")
         for a, b in zip(scale.shape, zero_point.shape, strict=True):
             require_equal(a, b, "the scale and the zero point")
+    _check_scale(op_, x, scale)
+
+
+def _check_scale(op_: QuantizeLinear | DequantizeLinear, x: TensorType, scale: TensorType) -> None:
     if op_.axis is None:
         _check_broadcast(x, scale)
         return
@@ -117,7 +121,7 @@ def _column(value: Value | None, shape: Shape) -> Value | None:
 def _decompose(
     op_: QuantizeLinear | DequantizeLinear, x: Value, scale: Value, zero_point: Value | None
 ) -> Value | None:
-    """Return the operator over reshaped operands whose scale broadcasts; None where that is not possible."""
+    """Return the operator over operands whose scale broadcasts; None where impossible."""
     from rlx.ops.movement import reshape
 
     axis, shape = op_.axis, x.type.shape
@@ -144,7 +148,7 @@ def _region(
     parameters: tuple[TensorType | None, ...],
     result: DType,
 ) -> Region | None:
-    """Return the elementwise region over x and the parameters that are there; None where one does not broadcast."""
+    """Return the region over x and the present parameters; None where one does not broadcast."""
     present = [t for t in (x, *parameters) if t is not None]
     if any(t.dtype in _FP8 | _PACKED for t in present) or result in _FP8 | _PACKED:
         return None
@@ -158,14 +162,14 @@ def _region(
 class QuantizeLinear(Op):
     """y = saturate(round(x / scale) + zero_point), x's shape.
 
-    The division is an f32 division, halves round to even, the sum saturates to the range of `to`; NaN gives 0. For
-    fp8 targets nothing is rounded before the conversion.
+    The division is an f32 division, halves round to even, the sum saturates to the range of `to`;
+    NaN gives 0. For fp8 targets nothing is rounded before the conversion.
 
     x: any float but f64, or i32; scale: f16, bf16 or f32; zero_point: `to`, 0 where absent.
 
     Attributes:
-        axis: the axis that scales go along: [extent] without, [.., ceil(extent / block), ..] with blocks. None: the
-            scale has one element, or broadcasts to x.
+        axis: the axis that scales go along: [extent] without, [.., ceil(extent / block), ..] with
+            blocks. None: the scale has one element, or broadcasts to x.
         block: number of neighbours along `axis` that share a scale; 0 for one scale per index.
         to: dtype of the result.
         saturate: for fp8 targets, clamp what is too large instead of making it NaN or infinite.
@@ -210,7 +214,8 @@ class QuantizeLinear(Op):
         return x.with_dtype(self.to)
 
     def reference(self, x: Array, scale: Array, zero_point: Array | None = None) -> Array:  # noqa: D102
-        # The meaning is an f32 division even where a wider one was possible: at ties the two round differently.
+        # The meaning is an f32 division even where a wider one was possible: at ties the two round
+        # differently.
         wide = _spread(scale.astype(np.float32), self.axis, self.block, x.shape)
         with np.errstate(all="ignore"):
             y = x.astype(np.float32) / wide
@@ -223,7 +228,7 @@ class QuantizeLinear(Op):
     def region(
         self, x: TensorType, scale: TensorType, zero_point: TensorType | None = None
     ) -> Region | None:
-        """Return it as an elementwise region where the scale broadcasts; None along an axis or in blocks."""
+        """Return it as an elementwise region; None with scales along an axis or in blocks."""
         if self.axis is not None:
             return None
         to = self.to
@@ -246,10 +251,11 @@ class QuantizeLinear(Op):
 class DequantizeLinear(Op):
     """y = (x - zero_point) * scale, x's shape.
 
-    The difference is exact (for i32 it wraps) and is rounded to f32 before the product; fp8 operands are subtracted
-    in f32.
+    The difference is exact (for i32 it wraps) and is rounded to f32 before the product; fp8
+    operands are subtracted in f32.
 
-    x: an integer of 4, 8 or 16 bits, i32, or fp8; scale: f16, bf16 or f32; zero_point: x's dtype, 0 where absent.
+    x: an integer of 4, 8 or 16 bits, i32, or fp8; scale: f16, bf16 or f32; zero_point: x's dtype, 0
+        where absent.
 
     Attributes:
         axis: as for `QuantizeLinear`.
@@ -300,7 +306,7 @@ class DequantizeLinear(Op):
     def region(
         self, x: TensorType, scale: TensorType, zero_point: TensorType | None = None
     ) -> Region | None:
-        """Return it as an elementwise region where the scale broadcasts; None along an axis or in blocks."""
+        """Return it as an elementwise region; None with scales along an axis or in blocks."""
         if self.axis is not None:
             return None
         to = self.to

@@ -43,8 +43,9 @@ _SMALL = 4096
 def scale_ratio(scale: float) -> Fraction:
     """Return the ratio that an f32 scale stands for.
 
-    Scales are stored as f32, so 0.3 arrives as 0.30000001. Where the scale is the f32 nearest to a ratio of small
-    numbers that ratio is meant, which makes ties come out as with the exact scale; else the f32 itself is.
+    Scales are stored as f32, so 0.3 arrives as 0.30000001. Where the scale is the f32 nearest to a
+    ratio of small numbers that ratio is meant, which makes ties come out as with the exact scale;
+    else the f32 itself is.
     """
     exact = Fraction(float(np.float32(scale)))
     small = exact.limit_denominator(_SMALL)
@@ -90,19 +91,21 @@ def _samples() -> Iterator[Sample]:
 class Resize(Op):
     """x sampled at other positions along every axis, axis by axis.
 
-    Element i of an axis of the result is read at the coordinate c(i) of x's axis, where in and out are the extents
-    and s is the scale (out / in where none is given):
+    Element i of an axis of the result is read at the coordinate c(i) of x's axis, where in and out
+    are the extents and s is the scale (out / in where none is given):
 
     - ``half_pixel``: (i + 0.5) / s - 0.5
     - ``pytorch_half_pixel``: the same, but 0 where out is 1
-    - ``half_pixel_symmetric``: the same plus in / 2 * (1 - out / (s * in)), which centres what rounding cut off
+    - ``half_pixel_symmetric``: the same plus in / 2 * (1 - out / (s * in)), which centres what
+      rounding cut off
     - ``asymmetric``: i / s
-    - ``align_corners``: i * (in - 1) / (s * in - 1), 0 where s * in is 1 (out where no scale is given)
+    - ``align_corners``: i * (in - 1) / (s * in - 1), 0 where s * in is 1 (out where no scale is
+      given)
 
-    Mode ``nearest`` takes the element at c rounded by `nearest`; ``linear`` weights the two neighbours of c,
-    ``cubic`` four by the kernel with parameter `cubic_a`. Positions outside of x read the element at the edge.
-    Coordinates are exact rationals, so ties are ties. Integers are interpolated in f64, then rounded half to even
-    and saturated.
+    Mode ``nearest`` takes the element at c rounded by `nearest`; ``linear`` weights the two
+    neighbours of c, ``cubic`` four by the kernel with parameter `cubic_a`. Positions outside of x
+    read the element at the edge. Coordinates are exact rationals, so ties are ties. Integers are
+    interpolated in f64, then rounded half to even and saturated.
 
     Attributes:
         sizes: extents of the result, one per axis.
@@ -111,7 +114,8 @@ class Resize(Op):
         coordinate: one of the rules above.
         nearest: `floor`, `ceil`, or to the nearest with halves down (`round_prefer_floor`) or up.
         cubic_a: parameter of the cubic kernel.
-        exclude_outside: neighbours outside of x get no weight and the others are scaled to sum to 1.
+        exclude_outside: neighbours outside of x get no weight and the others are scaled to sum to
+            1.
     """
 
     operands = ("x",)
@@ -246,7 +250,7 @@ class Resize(Op):
         return y
 
     def decompose(self, x: Value) -> Value | None:
-        """Return it as repeats, or as gathers along each axis; None where an extent they need is symbolic.
+        """Return it as repeats, or as gathers along each axis; None where extents are symbolic.
 
         Intermediate results are rounded to the dtype. Integers are interpolated in f32.
         """
@@ -319,7 +323,7 @@ class Resize(Op):
 
 
 def _cubic_weights(rest: Array, a: float) -> Array:
-    """Return the weights [4, ...] of the elements at -1, 0, 1, 2 from the floor. Source: Keys 1981."""
+    """Return the weights [4, ...] of the elements at -1, 0, 1, 2. Source: Keys 1981."""
     t, u = rest, 1.0 - rest
 
     def near(d: Array) -> Array:

@@ -56,7 +56,8 @@ ACTIVATIONS: dict[str, tuple[Callable[[Array, float, float], Array], float, floa
 }
 """Name -> (function of x, alpha and beta; default alpha; default beta).
 
-affine: alpha x + beta; leakyrelu, elu, thresholdedrelu, hardsigmoid as the operators; scaledtanh: alpha tanh(beta x).
+affine: alpha x + beta; leakyrelu, elu, thresholdedrelu, hardsigmoid as the operators; scaledtanh:
+    alpha tanh(beta x).
 """
 
 
@@ -78,7 +79,7 @@ def _lens(batch: int = 3, limit: int = 4) -> Operand:
 
 
 def _samples(gates: int, states: int, extra: int) -> tuple[Sample, ...]:
-    """Return the cases that the layers share; `states` and `extra` count the optional operands after the lengths."""
+    """Return the cases that the layers share; `states` and `extra` count the last operands."""
     none: tuple[Operand | None, ...] = (None,) * (1 + states + extra)
     state = (Operand((1, 3, 6)),) * states
     both = (Operand((2, 3, 6)),) * states
@@ -107,7 +108,8 @@ class _Recurrent(Op):
     Attributes:
         hidden: number of hidden units H.
         direction: `forward`, `reverse` or `bidirectional`; D is 2 for the last and else 1.
-        activations: names of `ACTIVATIONS`, as many per direction as the layer has functions; () for its defaults.
+        activations: names of `ACTIVATIONS`, as many per direction as the layer has functions; ()
+            for its defaults.
         clip: what activations are applied to is clipped to [-clip, clip]; None for no clipping.
         layout: 0 for time first, 1 for batch first.
         alphas: alpha per activation, None for its default; () for all defaults.
@@ -271,12 +273,13 @@ class _Recurrent(Op):
         states: tuple[Array, ...],
         y: Array,
     ) -> tuple[Array, ...]:
-        """Fill y [T, B, H] of one direction; return the states after the last step of each sequence."""
+        """Fill y [T, B, H] of one direction; return the states after each sequence's last step."""
         w, r, b, p = weights
         backward = self.direction == "reverse" or index == 1
-        time = x.shape[0]
-        xw = np.matmul(x.reshape(-1, x.shape[2]), w.T).reshape(time, -1, w.shape[0])
-        # A reversed sequence starts at its own last element: the ones behind it leave the state as it is.
+        time, batch, size = x.shape
+        xw = np.matmul(x.reshape(time * batch, size), w.T).reshape(time, batch, w.shape[0])
+        # A reversed sequence starts at its own last element: the ones behind it leave the state as
+        # it is.
         for t in reversed(range(time)) if backward else range(time):
             live = (t < lengths)[:, None]
             found = self._step(index, xw[t], states, r, b, p)
@@ -313,12 +316,15 @@ def _checked_lengths(lens: Array, time: int) -> Array:
 class LSTM(_Recurrent):
     """Long short-term memory; the gates in the order i, o, f, c.
 
-    i = f(x Wi' + h Ri' + Pi * c + Wbi + Rbi), likewise f; g(...) for the candidate, without a peephole;
-    c' = f * c + i * candidate; o = f(x Wo' + h Ro' + Po * c' + Wbo + Rbo); h' = o * h(c').
+    i = f(x Wi' + h Ri' + Pi * c + Wbi + Rbi), likewise f; g(...) for the candidate, without a
+    peephole; c' = f * c + i * candidate; o = f(x Wo' + h Ro' + Po * c' + Wbo + Rbo); h' = o *
+    h(c').
 
-    x: [T, B, I], w: [D, 4H, I], r: [D, 4H, H], b: [D, 8H], lens: i32[B], h0 and c0: [D, B, H], p: [D, 3H] (i, o, f)
-    -> (y: [T, D, B, H], h: [D, B, H], c: [D, B, H]). With layout 1: x [B, T, I], y [B, T, D, H], states [B, D, H].
-    Beyond its length a sequence gives zeros and keeps its state; a reversed one starts at its last element.
+    x: [T, B, I], w: [D, 4H, I], r: [D, 4H, H], b: [D, 8H], lens: i32[B], h0 and c0: [D, B, H], p:
+        [D, 3H] (i, o, f)
+    -> (y: [T, D, B, H], h: [D, B, H], c: [D, B, H]). With layout 1: x [B, T, I], y [B, T, D, H],
+    states [B, D, H]. Beyond its length a sequence gives zeros and keeps its state; a reversed one
+    starts at its last element.
 
     Attributes:
         input_forget: the forget gate is 1 - i.
@@ -344,7 +350,7 @@ class LSTM(_Recurrent):
         ),
     )
 
-    def infer(  # noqa: D102
+    def infer(  # noqa: D102, PLR0913, PLR0917
         self,
         x: TensorType,
         w: TensorType,
@@ -358,7 +364,7 @@ class LSTM(_Recurrent):
         _require(x, "p", p, (self.directions, 3 * self.hidden))
         return self._infer(x, w, r, b, lens, (h0, c0))
 
-    def reference(  # noqa: D102
+    def reference(  # noqa: D102, PLR0913, PLR0917
         self,
         x: Array,
         w: Array,
@@ -397,10 +403,12 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent units; the gates in the order z, r, h.
 
-    z = f(x Wz' + h Rz' + Wbz + Rbz), likewise r; the candidate is g(x Wh' + (r * h) Rh' + Rbh + Wbh), or with
-    `linear_before_reset` g(x Wh' + r * (h Rh' + Rbh) + Wbh); h' = (1 - z) * candidate + z * h.
+    z = f(x Wz' + h Rz' + Wbz + Rbz), likewise r; the candidate is g(x Wh' + (r * h) Rh' + Rbh +
+    Wbh), or with `linear_before_reset` g(x Wh' + r * (h Rh' + Rbh) + Wbh); h' = (1 - z) * candidate
+    + z * h.
 
-    x: [T, B, I], w: [D, 3H, I], r: [D, 3H, H], b: [D, 6H], lens: i32[B], h0: [D, B, H] -> (y: [T, D, B, H],
+    x: [T, B, I], w: [D, 3H, I], r: [D, 3H, H], b: [D, 6H], lens: i32[B], h0: [D, B, H] -> (y: [T,
+        D, B, H],
     h: [D, B, H]). Layout and lengths as for `LSTM`.
 
     Attributes:
@@ -473,7 +481,8 @@ class GRU(_Recurrent):
 class RNN(_Recurrent):
     """The plain recurrent layer: h' = f(x W' + h R' + Wb + Rb).
 
-    x: [T, B, I], w: [D, H, I], r: [D, H, H], b: [D, 2H], lens: i32[B], h0: [D, B, H] -> (y: [T, D, B, H],
+    x: [T, B, I], w: [D, H, I], r: [D, H, H], b: [D, 2H], lens: i32[B], h0: [D, B, H] -> (y: [T, D,
+        B, H],
     h: [D, B, H]). Layout and lengths as for `LSTM`.
     """
 

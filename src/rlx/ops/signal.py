@@ -35,7 +35,8 @@ def dft_matrix(rows: int, length: int, components: int, inverse: bool, onesided:
     """Return the matrix that a transform multiplies flattened rows by, in f64.
 
     Args:
-        rows: number of elements that are there; the transform takes them as zero-padded to `length`.
+        rows: number of elements that are there; the transform takes them as zero-padded to
+            `length`.
         length: length of the transform.
         components: 1 for real, 2 for complex rows (real and imaginary part interleaved).
         inverse: the inverse transform.
@@ -50,7 +51,7 @@ def dft_matrix(rows: int, length: int, components: int, inverse: bool, onesided:
 
 
 def _transform(x: Array, axis: int, length: int, *, inverse: bool, onesided: bool) -> Array:
-    """Return the transform of x [..., 1 or 2] along an axis: [..., 2], or [..., 1] for a real result."""
+    """Return the transform of x [..., 1 or 2] along an axis: [..., 2], [..., 1] if it is real."""
     wide = x.astype(np.float64)
     z = wide[..., 0] + 1j * wide[..., 1] if x.shape[-1] == 2 else wide[..., 0]
     with np.errstate(all="ignore"):
@@ -68,10 +69,11 @@ def _transform(x: Array, axis: int, length: int, *, inverse: bool, onesided: boo
 class DFT(Op):
     """X[k] = sum over n < length of x[n] e^(-2 pi i k n / length) along an axis.
 
-    x: [..., 1] (real) or [..., 2] (real and imaginary part) -> [..., 2]. An axis that is longer is cut, a shorter one
-    is padded with zeros. The inverse has e^(+...) and a factor 1 / length. With `onesided` the forward transform of a
-    real x keeps length // 2 + 1 results, and the inverse takes as many and gives the real signal [..., 1]. Computed in
-    f64, rounded once.
+    x: [..., 1] (real) or [..., 2] (real and imaginary part) -> [..., 2]. An axis that is longer is
+        cut, a shorter one
+    is padded with zeros. The inverse has e^(+...) and a factor 1 / length. With `onesided` the
+    forward transform of a real x keeps length // 2 + 1 results, and the inverse takes as many and
+    gives the real signal [..., 1]. Computed in f64, rounded once.
 
     Attributes:
         axis: which axis is transformed; not the last one.
@@ -147,7 +149,7 @@ class DFT(Op):
         )
 
     def decompose(self, x: Value) -> Value | None:
-        """Return it as a product with the matrix of the transform; None where an extent is symbolic or large."""
+        """Return a product with the transform's matrix; None for symbolic or large extents."""
         from rlx.ops.leaf import constant
         from rlx.ops.matmul import matmul
         from rlx.ops.movement import reshape, slice_axis, transpose
@@ -215,7 +217,7 @@ class Frame(Op):
         return np.ascontiguousarray(views[..., :: self.step, :])
 
     def decompose(self, x: Value) -> Value:
-        """Return it as ceil(length / step) slices joined side by side; the number of frames may be symbolic."""
+        """Return it as ceil(length / step) slices side by side; frames may be symbolic."""
         from rlx.ops.movement import concat, pad, reshape, slice_axis
 
         frames = floordiv(x.type.shape[-1] - self.length, self.step) + 1
@@ -241,9 +243,10 @@ class Frame(Op):
 class STFT(Op):
     """The spectrum of overlapping, windowed pieces of a signal.
 
-    signal: [B, L] or [B, L, 1] (real), or [B, L, 2] (complex); window: [frame_length], ones where absent ->
-    [B, frames, bins, 2] with frames = floor((L - frame_length) / frame_step) + 1 and bins = frame_length // 2 + 1
-    (onesided) or frame_length. Computed in f64, rounded once.
+    signal: [B, L] or [B, L, 1] (real), or [B, L, 2] (complex); window: [frame_length], ones where
+        absent ->
+    [B, frames, bins, 2] with frames = floor((L - frame_length) / frame_step) + 1 and bins =
+    frame_length // 2 + 1 (onesided) or frame_length. Computed in f64, rounded once.
 
     Attributes:
         frame_step: distance of the starts of neighbouring pieces.
@@ -303,7 +306,7 @@ class STFT(Op):
         return out.astype(signal.dtype)
 
     def decompose(self, signal: Value, window: Value | None = None) -> Value | None:
-        """Return framing and a product with the windowed matrix of the transform; None for long frames.
+        """Return framing and a product with the windowed matrix; None for long frames.
 
         The window is multiplied into the matrix, which is folded where the window is a constant.
         """
@@ -335,7 +338,7 @@ class STFT(Op):
         return reshape(out, (*out.type.shape[:2], matrix.shape[1] // 2, 2))
 
 
-# -- windows -----------------------------------------------------------------------------------------------------------
+# -- windows ---------------------------------------------------------------------------------------
 
 
 def hann_window(size: Dim, *, periodic: bool = True, dtype: DType = DType.F32) -> Value:
@@ -349,7 +352,7 @@ def hamming_window(size: Dim, *, periodic: bool = True, dtype: DType = DType.F32
 
 
 def blackman_window(size: Dim, *, periodic: bool = True, dtype: DType = DType.F32) -> Value:
-    """Return [size]: 0.42 - 0.5 cos(2 pi n / N) + 0.08 cos(4 pi n / N), where N is size (periodic) or size - 1."""
+    """Return [size]: 0.42 - 0.5 cos(2 pi n / N) + 0.08 cos(4 pi n / N), N as for `hann_window`."""
     return _cosine_window(size, (0.42, -0.5, 0.08), periodic, dtype)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -41,7 +41,7 @@ def window_span(kernel: int, dilation: int) -> int:
 def window_count(
     extent: Dim, pads: tuple[Dim, Dim], kernel: int, stride: int, dilation: int
 ) -> Dim:
-    """Return how many windows fit into a padded axis: floor((extent + pads - span) / stride) + 1."""
+    """Return how many windows fit: floor((extent + pads - span) / stride) + 1."""
     return floordiv(extent + pads[0] + pads[1] - window_span(kernel, dilation), stride) + 1
 
 
@@ -59,7 +59,7 @@ def check_extent(extent: Dim, axis: int, why: str) -> Dim:
 
 
 def check_attributes(
-    rank: int, layout: str, positive: dict[str, Sequence[int]], pads: Sequence[tuple[Dim, Dim]]
+    rank: int, layout: str, positive: Mapping[str, Sequence[int]], pads: Sequence[tuple[Dim, Dim]]
 ) -> None:
     """Raise TypeRuleError unless there is one sensible entry for each of `rank` spatial axes."""
     if not 1 <= rank <= 3:
@@ -105,7 +105,7 @@ def channels_last(x: Array, layout: str) -> Array:
 
 
 def padded(x: Array, width: Sequence[tuple[int, int]], fill: object) -> Array:
-    """Return x [N, C, *space] with `fill` around the spatial axes; x itself where nothing is added."""
+    """Return x [N, C, *space] with `fill` around the spatial axes; x itself for no padding."""
     if not any(a or b for a, b in width):
         return x
     space = [a + d + b for d, (a, b) in zip(x.shape[2:], width, strict=True)]
