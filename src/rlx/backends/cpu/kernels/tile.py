@@ -157,11 +157,18 @@ class Finisher:
 
 
 class TileFinisher:
-    """Finishes whole tiles; holds the functions of long epilogues, one per (vectors, masked) in use."""
+    """Finishes whole tiles; holds the functions of long epilogues, one per (vectors, masked) in use.
 
-    def __init__(self, module: Module, finish: Finish) -> None:
+    Args:
+        module: where functions go.
+        finish: the epilogue.
+        spread: the rows of a tile are anywhere in the result; else they follow one another.
+    """
+
+    def __init__(self, module: Module, finish: Finish, *, spread: bool = False) -> None:
         self.module = module
         self.finish = finish
+        self.spread = spread
         self.lanes = module.isa.lanes(finish.dtype)
         self.vector: Type = vec(scalar_type(finish.dtype), self.lanes)
         self._functions: dict[tuple[int, bool], Function] = {}
@@ -183,16 +190,17 @@ class TileFinisher:
         key = (vectors, masked)
         if not self.finish.expensive or key in self._functions:
             return
-        params = [("tile", PTR), ("out", PTR), *self.pointers]
+        params = [("tile", PTR), ("rows", PTR), ("out", PTR), *self.pointers]
         params += [(name, I64) for name in ("row", "count", "n", "col", "limit")]
         with self.module.function(f"finish{vectors}{'t' if masked else ''}", params) as f:
-            tile, out, *rest = f.args
+            tile, rows, out, *rest = f.args
             extras, (row, count, n, col, limit) = rest[:-5], rest[-5:]
             finisher = Finisher(f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit))
             with f.loop(0, count) as loop:
                 base = f.offset(tile, loop.index * (vectors * self.lanes), self.vector)
                 values = [f.load(self.vector, base, j * self.lanes) for j in range(vectors)]
-                finisher.row(values, out, row + loop.index)
+                at = f.load(I64, rows, loop.index) if self.spread else row + loop.index
+                finisher.row(values, out, at)
                 loop.next()
         self._functions[key] = f
 
@@ -206,6 +214,7 @@ class TileFinisher:
         *,
         masked: bool,
         certain: int,
+        places: Value | None = None,
     ) -> None:
         """Finish a tile.
 
@@ -217,6 +226,7 @@ class TileFinisher:
             place: first row, number of valid rows, columns of the result, first column, valid columns from there.
             masked: the last vector may be partial.
             certain: how many rows are valid whatever the count says.
+            places: pointer to the numbers of the rows (i64) when they are spread.
         """
         row, count, n, col, limit = place
         vectors = len(rows[0])
@@ -225,12 +235,14 @@ class TileFinisher:
             for i, values in enumerate(rows):
                 for j, value in enumerate(values):
                     f.store(value, buffer, (i * vectors + j) * self.lanes)
-            f.call(self._functions[vectors, masked], buffer, out, *extras, row, count, n, col, limit)
+            numbers = buffer if places is None else places
+            f.call(self._functions[vectors, masked], buffer, numbers, out, *extras, row, count, n, col, limit)
             return
         finisher = Finisher(f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit))
         for i, values in enumerate(rows):
+            at = row + i if places is None else f.load(I64, places, i)
             if i < certain:
-                finisher.row(values, out, row + i)
+                finisher.row(values, out, at)
             else:
                 with f.if_(count > i):
-                    finisher.row(values, out, row + i)
+                    finisher.row(values, out, at)
