@@ -9,7 +9,7 @@ from rlx.backends.cpu.emit import is_emittable
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise
 from rlx.backends.cpu.kernels.move import launch_move
-from rlx.backends.cpu.kernels.rows import launch_rows
+from rlx.backends.cpu.kernels.row_launch import launch_rows
 from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense, dense_access, mapped_access
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.facts import Facts

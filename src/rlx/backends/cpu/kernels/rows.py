@@ -29,26 +29,13 @@ from rlx.backends.cpu.emit import (
 )
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.elementwise import body_lanes, cost, unroll
-from rlx.backends.cpu.kernels.nest import (
-    Arguments,
-    Rows,
-    Stream,
-    Walk,
-    argument_count,
-    rows_args,
-    stream_args,
-)
+from rlx.backends.cpu.kernels.nest import Arguments, Rows, Stream, Walk, argument_count
 from rlx.backends.cpu.kernels.rowplan import Pass, RowPlan, identity, plan_rows
-from rlx.backends.cpu.kernels.space import Access, Step, collapse
 from rlx.backends.cpu.lltypes import vec
-from rlx.base.dims import Dim, ceildiv, dim_max, floordiv, product
 from rlx.base.dtypes import DType
-from rlx.base.types import Shape
 from rlx.expr.body import Body
-from rlx.kernel.program import Arg, DimArg, SlotArg
-from rlx.kernel.schedule import LoweringContext
 
-__all__ = ["RowForm", "launch_rows", "row_kernel"]
+__all__ = ["RowForm", "combine", "row_kernel", "start_value"]
 
 _CHUNK_BYTES = 128 << 10
 
@@ -84,6 +71,25 @@ class RowForm:
         moved = [w.dtype.itemsize for w, fixed in zip(self.walks, self.fixed, strict=False) if not fixed]
         weight = sum(moved) + 2 * cost(self.body)
         return 1 << max(_CHUNK_BYTES // max(weight, 1), 1024).bit_length() - 1
+
+
+def start_value(k: Kernel, body: Body, instr: int, lanes: int) -> Value:
+    """Return the identity of a row instruction, by its index in the body."""
+    found = body.instrs[instr - len(body.inputs)]
+    return k.const(identity(found.op, found.dtype), register_type(found.dtype, lanes))
+
+
+def combine(k: Kernel, body: Body, instr: int, a: Value, b: Value) -> Value:
+    """Combine two partial results of a row instruction."""
+    found = body.instrs[instr - len(body.inputs)]
+    op, dtype = found.op, found.dtype
+    if op == "rmax":
+        return maximum(k, dtype, a, b)
+    if op == "rmin":
+        return minimum(k, dtype, a, b)
+    if dtype is DType.BOOL:
+        return a | b if op == "rsum" else a & b
+    return a + b if op == "rsum" else a * b
 
 
 @cache
@@ -185,32 +191,14 @@ class _RowKernel:
     def _pass(self, step: Pass, row: _Row) -> list[Value]:
         """Emit one loop over the row; return its reductions as scalars."""
         vectors = unroll(step.cost)
-        start = [self._identity(i) for i in step.reduce]
+        start = [start_value(self.k, self.body, i, self.lanes) for i in step.reduce]
         found = self._line(step, row, start * vectors, 0)
         out: list[Value] = []
         for at, instr in enumerate(step.reduce):
             parts = found[at :: len(step.reduce)]
-            one = self.k.combine_all(parts, lambda a, b, i=instr: self._combine(i, a, b))
-            out.append(self.k.reduce(one, lambda a, b, i=instr: self._combine(i, a, b)))
+            one = self.k.combine_all(parts, lambda a, b, i=instr: combine(self.k, self.body, i, a, b))
+            out.append(self.k.reduce(one, lambda a, b, i=instr: combine(self.k, self.body, i, a, b)))
         return out
-
-    def _op(self, instr: int) -> tuple[str, DType]:
-        found = self.body.instrs[instr - self.reads]
-        return found.op, found.dtype
-
-    def _identity(self, instr: int) -> Value:
-        op, dtype = self._op(instr)
-        return self.k.const(identity(op, dtype), register_type(dtype, self.lanes))
-
-    def _combine(self, instr: int, a: Value, b: Value) -> Value:
-        op, dtype = self._op(instr)
-        if op == "rmax":
-            return maximum(self.k, dtype, a, b)
-        if op == "rmin":
-            return minimum(self.k, dtype, a, b)
-        if dtype is DType.BOOL:
-            return a | b if op == "rsum" else a & b
-        return a + b if op == "rsum" else a * b
 
     def _line(self, step: Pass, row: _Row, carry: list[Value], axis: int) -> list[Value]:
         """Emit the loops over the row's axes from `axis` on; return the accumulators."""
@@ -271,8 +259,10 @@ class _RowKernel:
             store_storage(k, value, pointer, index, mask)
         out: list[Value] = []
         for instr, term, so_far in zip(step.reduce, terms, accumulators, strict=True):
-            real = term if mask is None else k.select(mask, term, self._identity(instr))
-            out.append(self._combine(instr, real, so_far))
+            real = term
+            if mask is not None:
+                real = k.select(mask, term, start_value(k, self.body, instr, self.lanes))
+            out.append(combine(k, self.body, instr, real, so_far))
         return out
 
     def _kept_type(self, value: int):
@@ -283,99 +273,3 @@ class _RowKernel:
         if result is not None:
             return row.pointers[self.reads + result]
         return self.k.offset(self.scratch[value], row.start, memory_type(self.body.dtype(value)))
-
-
-def _with_axis(extents: Shape, accesses: Sequence[Access], at: int) -> tuple[Shape, list[Access]]:
-    """Insert an axis of extent 1."""
-    shape = (*extents[:at], 1, *extents[at:])
-    return shape, [replace(a, strides=(*a.strides[:at], 0, *a.strides[at:])) for a in accesses]
-
-
-def _normal_form(
-    shape: Shape, accesses: Sequence[Access], row_axes: int
-) -> tuple[Shape, list[Access], int]:
-    """Collapse a row region to at least one axis of rows and one axis along them; return the number of the former."""
-    extents, walks, outer = collapse(shape, accesses, len(shape) - row_axes)
-    if outer == len(extents):
-        extents, walks = _with_axis(extents, walks, outer)
-    if outer == 0:
-        extents, walks = _with_axis(extents, walks, 0)
-        outer = 1
-    return extents, walks, outer
-
-
-def _unit(access: Access, is_full: bool) -> Access:
-    """Give a full result a step of 1 along an axis that was inserted."""
-    return replace(access, strides=(*access.strides[:-1], 1)) if is_full else access
-
-
-def launch_rows(
-    ctx: LoweringContext,
-    isa: Isa,
-    body: Body,
-    shape: Shape,
-    row_axes: int,
-    operands: Sequence[Access],
-    results: Sequence[Access],
-    full: Sequence[bool],
-    inplace: Sequence[tuple[int, int]] = (),
-) -> None:
-    """Emit the launch of a row region.
-
-    Args:
-        ctx: where the launch goes.
-        isa: the target.
-        body: instructions, row reductions among them.
-        shape: the iteration space.
-        row_axes: number of trailing axes that make a row.
-        operands: how the space walks each operand.
-        results: how it walks each result: dense, or with stride 0 along the row.
-        full: per result, whether it has an element for every point (else one per row).
-        inplace: (operand slot, result slot) pairs with equal walks; those that the passes allow may be the same bytes.
-    """
-    reads = len(operands)
-    extents, accesses, outer = _normal_form(shape, [*operands, *results], row_axes)
-    accesses = accesses[:reads] + [_unit(a, f) for a, f in zip(accesses[reads:], full, strict=True)]
-    fixed = tuple(all(s == 0 for s in a.strides[outer:]) for a in accesses[:reads])
-    walks = tuple(Walk.of(a) for a in accesses)
-    form = RowForm(body, outer, len(extents) - outer, walks, fixed, tuple(full))
-    rows, size = product(extents[:outer]), product(extents[outer:])
-    rows_per_chunk = dim_max(1, floordiv(form.chunk_elements, dim_max(1, size)))
-    args: list[Arg] = [SlotArg(a.slot, writes=i >= reads) for i, a in enumerate(accesses)]
-    args += [DimArg(extents[-1]), *map(DimArg, extents[outer:-1]), DimArg(rows_per_chunk)]
-    args += rows_args(extents[:outer])
-    for access in accesses:
-        args += stream_args(access)
-    offsets, scratch = _scratch_layout(form, size)
-    args += map(DimArg, offsets[1:])
-    ctx.launch(
-        row_kernel(isa, form),
-        args,
-        ceildiv(rows, rows_per_chunk),
-        inplace=_allowed(form.plan, inplace, operands, results),
-        scratch=scratch,
-        may_fail=may_fail(body),
-    )
-
-
-def _scratch_layout(form: RowForm, size: Dim) -> tuple[list[Dim], Dim]:
-    """Return the byte offset of every scratch row, and their total."""
-    offsets: list[Dim] = []
-    total: Dim = 0
-    for value in form.plan.scratch:
-        offsets.append(total)
-        total = total + ceildiv(size * form.body.dtype(value).itemsize, 64) * 64
-    return offsets, total
-
-
-def _allowed(
-    plan: RowPlan, pairs: Sequence[tuple[int, int]], operands: Sequence[Access], results: Sequence[Access]
-) -> list[tuple[int, int]]:
-    """Keep the pairs where the operand is read for the last time when its bytes are first overwritten, or before."""
-    out: list[tuple[int, int]] = []
-    for read, write in pairs:
-        last = max(plan.last_read(i) for i, a in enumerate(operands) if a.slot == read)
-        targets = [i for i, a in enumerate(results) if a.slot == write]
-        if all(last <= plan.first_write(i) for i in targets):
-            out.append((read, write))
-    return out
