@@ -10,11 +10,10 @@ and recorded as a guard.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -44,7 +43,7 @@ from rlx.ops.reduce import Reduce
 __all__ = ["Ratio", "fold"]
 
 _MAX_DENOMINATOR = 4096
-"""Floats with larger denominators (0.1 has 2^27 in f32) would round in a product; those are not followed."""
+"""Floats with larger denominators (0.1 has 2^27 in f32) round in a product and are not followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class _NotFoldableError(Exception):
 def fold(
     op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
 ) -> tuple[Array, ...] | None:
-    """Return the results of an operator on tensors of extents as object arrays, or None if they are no extents.
+    """Return the results of an operator on tensors of extents as object arrays, or None if they are none.
 
     Args:
         op: the operator.
@@ -87,24 +86,30 @@ def fold(
         UndecidedError: a comparison has no answer that holds for all values of the symbols, and
             there are no hints.
     """
-    own: Any = getattr(op, "fold_dims", None)
     try:
-        if own is not None:
-            found = own(*arrays)
-            return cast("tuple[Array, ...]", found if isinstance(found, tuple) else (found,))
-        if isinstance(op, Cast):
-            return (_map(lambda x: _cast(x, op.to), arrays),)
-        if isinstance(op, Reduce):
-            return (_reduce(op, types, arrays),)
-        if isinstance(op, _MOVES):
-            return (_move(op, arrays),)
-        rule = _RULES.get(op.name)
-        if rule is None or any(t is None for t in types):
-            return None
-        dtype = cast("TensorType", types[-1]).dtype
-        return (_map(lambda *xs: rule(dtype, *xs), arrays),)
+        return _fold(op, types, arrays)
     except (_NotFoldableError, ExecutionError, ZeroDivisionError, OverflowError):
         return None
+
+
+def _fold(
+    op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
+) -> tuple[Array, ...]:
+    own: Any = getattr(op, "fold_dims", None)
+    if own is not None:
+        found = own(*arrays)
+        return cast("tuple[Array, ...]", found if isinstance(found, tuple) else (found,))
+    if isinstance(op, Reduce):
+        return (_reduce(op, types, arrays),)
+    if isinstance(op, _MOVES):
+        return (_move(op, arrays),)
+    last = types[-1] if types else None
+    rule = _RULES.get(op.name)
+    if isinstance(op, Cast):
+        return (_map(partial(_cast, op.to), arrays),)
+    if rule is None or last is None:
+        raise _NotFoldableError
+    return (_map(partial(rule, last.dtype), arrays),)
 
 
 def _map(function: Callable[..., Any], arrays: Sequence[Array | None]) -> Array:
@@ -112,7 +117,7 @@ def _map(function: Callable[..., Any], arrays: Sequence[Array | None]) -> Array:
     present = [np.asarray(a, object) for a in arrays if a is not None]
     views = np.broadcast_arrays(*present) if len(present) > 1 else present
     shape = views[0].shape
-    out = np.empty(int(np.prod(shape)), object)
+    out = np.empty(math.prod(shape), object)
     for index, elements in enumerate(zip(*(v.reshape(-1) for v in views), strict=True)):
         out[index] = function(*elements)
     return out.reshape(shape)
@@ -149,12 +154,12 @@ def _move(op: Op, arrays: Sequence[Array | None]) -> Array:
         start, delta = (cast("Array", a).reshape(-1)[0] for a in arrays)
         dtype = DType.I64
         return _objects([_add(dtype, start, _mul(dtype, i, delta)) for i in range(_whole(op.size))])
-    given = [np.asarray(a, object) if a is not None else None for a in arrays]
+    given = [np.asarray(a, object) for a in arrays if a is not None]
     if isinstance(op, _INDEXED):
-        given[1] = np.array(
-            [_whole(x) for x in cast("Array", given[1]).reshape(-1)], np.int64
-        ).reshape(cast("Array", given[1]).shape)
-    return np.asarray(op.reference(*given), object)
+        whole = [_whole(x) for x in given[1].reshape(-1)]
+        given[1] = np.array(whole, np.int64).reshape(given[1].shape)
+    reference: Callable[..., Any] = op.reference
+    return np.asarray(reference(*given), object)
 
 
 def _objects(elements: Sequence[Any]) -> Array:
@@ -174,18 +179,18 @@ def _reduce(
     op: Reduce, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
 ) -> Array:
     x, type_ = cast("Array", arrays[0]), cast("TensorType", types[0])
-    step = {"sum": _add, "prod": _mul, "max": _max, "min": _min}.get(op.kind)
-    if step is None:
+    if op.kind not in _STEPS:
         raise _NotFoldableError
+    step = partial(_STEPS[op.kind], type_.dtype)
     axes = normalize_axes(op.axes, x.ndim)
     moved = x.transpose([*(i for i in range(x.ndim) if i not in axes), *axes])
     lead = moved.shape[: x.ndim - len(axes)]
-    count = int(np.prod([x.shape[a] for a in axes]))
+    count = math.prod([x.shape[a] for a in axes])
     if not count and op.kind in ("max", "min"):
         raise _NotFoldableError  # the limit of the dtype is no extent
-    first = {"sum": [0], "prod": [1]}.get(op.kind, [])
-    rows = moved.reshape(int(np.prod(lead)), count)
-    out = _objects([reduce(lambda a, b: step(type_.dtype, a, b), [*first, *row]) for row in rows])
+    first = {"sum": [0], "prod": [1]}.get(op.kind, cast("list[int]", []))
+    rows = moved.reshape(math.prod(lead), count)
+    out = _objects([reduce(step, [*first, *row]) for row in rows])
     shape = [1 if i in axes else d for i, d in enumerate(x.shape)] if op.keepdims else lead
     return out.reshape(shape)
 
@@ -316,6 +321,9 @@ _max = _extreme(dim_max, max)
 _min = _extreme(dim_min, min)
 
 
+_STEPS = {"sum": _add, "prod": _mul, "max": _max, "min": _min}
+
+
 def _floor(_: DType, a: Any) -> Any:
     if isinstance(a, Ratio):
         return floordiv(a.top, a.bottom)
@@ -328,15 +336,30 @@ def _ceil(_: DType, a: Any) -> Any:
     return a if isinstance(a, DimExpr) else math.ceil(a)
 
 
-def _whole_only(function: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Make a rule that keeps extents and applies a function to numbers."""
+def _round(_: DType, a: Any) -> Any:
+    if isinstance(a, Ratio):
+        raise _NotFoldableError
+    return a if isinstance(a, DimExpr) else round(a)
 
-    def apply(_: DType, a: Any) -> Any:
-        if isinstance(a, Ratio):
-            raise _NotFoldableError
-        return a if isinstance(a, DimExpr) else function(a)
 
-    return apply
+def _trunc(_: DType, a: Any) -> Any:
+    return _truncated(a)
+
+
+def _abs(dtype: DType, a: Any) -> Any:
+    return _max(dtype, a, _neg(dtype, a))
+
+
+def _relu(dtype: DType, a: Any) -> Any:
+    return _max(dtype, a, 0)
+
+
+def _clamp(dtype: DType, a: Any, low: Any, high: Any) -> Any:
+    return _min(dtype, _max(dtype, a, low), high)
+
+
+def _reciprocal(dtype: DType, a: Any) -> Any:
+    return _div(dtype, 1, a)
 
 
 def _sign(_: DType, a: Any) -> Any:
@@ -355,10 +378,10 @@ def _pow(_: DType, a: Any, b: Any) -> Any:
         return a**b
     if isinstance(b, DimExpr | Ratio) or b != int(b) or not 0 <= b <= 8:
         raise _NotFoldableError
-    return reduce(lambda x, y: _mul(DType.I64, x, y), [a] * int(b), 1)
+    return reduce(partial(_mul, DType.I64), [a] * int(b), 1)
 
 
-def _cast(x: Any, to: DType) -> Any:
+def _cast(to: DType, x: Any) -> Any:
     if to is DType.BOOL:
         return not _equals(to, x, 0)
     if to.is_float:
@@ -395,40 +418,67 @@ def _at_most(_: DType, a: Any, b: Any) -> bool:
     return current_facts().assume_less_equal(left, right, "comparison of extents")
 
 
-def _logic(function: Callable[[bool, bool], bool]) -> Callable[..., bool]:
-    return lambda _, a, b: bool(function(bool(a), bool(b)))
+def _greater(dtype: DType, a: Any, b: Any) -> bool:
+    return not _at_most(dtype, a, b)
+
+
+def _at_least(dtype: DType, a: Any, b: Any) -> bool:
+    return _at_most(dtype, b, a)
+
+
+def _less(dtype: DType, a: Any, b: Any) -> bool:
+    return not _at_most(dtype, b, a)
+
+
+def _differs(dtype: DType, a: Any, b: Any) -> bool:
+    return not _equals(dtype, a, b)
+
+
+def _not(_: DType, a: Any) -> bool:
+    return not a
+
+
+def _and(_: DType, a: Any, b: Any) -> bool:
+    return bool(a) and bool(b)
+
+
+def _or(_: DType, a: Any, b: Any) -> bool:
+    return bool(a) or bool(b)
+
+
+def _where(_: DType, condition: Any, a: Any, b: Any) -> Any:
+    return a if condition else b
 
 
 _RULES: dict[str, Callable[..., Any]] = {
-    "abs": lambda d, a: _max(d, a, _neg(d, a)),
+    "abs": _abs,
     "add": _add,
     "ceil": _ceil,
-    "clamp": lambda d, x, low, high: _min(d, _max(d, x, low), high),
+    "clamp": _clamp,
     "div": _divide,
     "equal": _equals,
     "floor": _floor,
     "floor_mod": _floor_mod,
     "fmod": _fmod,
-    "greater": lambda d, a, b: not _at_most(d, a, b),
-    "greater_equal": lambda d, a, b: _at_most(d, b, a),
-    "less": lambda d, a, b: not _at_most(d, b, a),
+    "greater": _greater,
+    "greater_equal": _at_least,
+    "less": _less,
     "less_equal": _at_most,
-    "logical_and": _logic(operator.and_),
-    "logical_not": lambda _, a: not a,
-    "logical_or": _logic(operator.or_),
-    "logical_xor": _logic(operator.xor),
+    "logical_and": _and,
+    "logical_not": _not,
+    "logical_or": _or,
     "maximum": _max,
     "minimum": _min,
     "mul": _mul,
     "neg": _neg,
-    "not_equal": lambda d, a, b: not _equals(d, a, b),
+    "not_equal": _differs,
     "pow": _pow,
-    "reciprocal": lambda d, a: _div(d, 1, a),
-    "relu": lambda d, a: _max(d, a, 0),
-    "round": _whole_only(round),
+    "reciprocal": _reciprocal,
+    "relu": _relu,
+    "round": _round,
     "sign": _sign,
     "sub": _sub,
-    "trunc": lambda _, a: _truncated(a),
-    "where": lambda _, condition, a, b: a if condition else b,
+    "trunc": _trunc,
+    "where": _where,
 }
 """Operator name -> rule over (dtype of the last operand, *elements)."""

@@ -375,7 +375,7 @@ class OneHot(Op):
             [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
         )
         positive = np.expand_dims(np.where(whole < 0, whole + depth, whole), axis)
-        return np.where(classes == positive, values[1], values[0])
+        return np.asarray(np.where(classes == positive, values[1], values[0]))
 
     def decompose(self, indices: Value, values: Value) -> Value:
         """Return a selection by the comparison of indices with class numbers."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -162,6 +163,8 @@ class _RowNorm(Op):
     eps: float = 1e-5
 
     def infer(self, x: TensorType, *factors: TensorType | None) -> TensorType:
+        if len(factors) >= len(self.operands):
+            raise TypeRuleError(f"takes {len(self.operands)} operands, not {len(factors) + 1}")
         _require_float(x, *factors)
         normalize_axis(self.axis, x.rank)
         for factor in factors:
@@ -192,7 +195,7 @@ class _RowNorm(Op):
 
     def reference(self, x: Array, *factors: Array | None) -> Array:
         rows = self._rows(x.ndim)
-        count = int(np.prod(x.shape[x.ndim - rows :]))
+        count = math.prod(x.shape[x.ndim - rows :])
         given = [f.reshape((1,) * (x.ndim - f.ndim) + f.shape) for f in factors if f is not None]
         arrays = [x, *given]
         body = self._body(
@@ -264,9 +267,6 @@ class RmsNorm(_RowNorm):
         Sample((Operand((2, 3, 5)), Operand((3, 5))), {"axis": 1}),
         Sample((Operand((4, 16)), None), {"eps": 1e-6}),
     )
-
-    def infer(self, x: TensorType, scale: TensorType | None = None) -> TensorType:  # noqa: D102
-        return super().infer(x, scale)
 
 
 def layer_norm(

@@ -7,7 +7,7 @@ elements. A Python number becomes a constant of the value's dtype.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from rlx.base.dims import Dim, DimExpr, ceildiv
 from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
+from rlx.base.types import Shape
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
 from rlx.ops import movement as mv
@@ -35,7 +36,7 @@ def as_value(operand: Any, like: Value) -> Value:
     if isinstance(operand, DimExpr):
         return ew.cast(dim_tensor((operand,), ()), dtype)
     if isinstance(operand, np.ndarray | np.generic):
-        return constant(np.asarray(operand))
+        return constant(np.asarray(cast("Any", operand)))
     if isinstance(operand, bool | int | float):
         if isinstance(operand, float) and not dtype.is_float and not operand.is_integer():
             raise TypeRuleError(f"{operand} is no {dtype}; cast the tensor to a float first")
@@ -101,18 +102,19 @@ def _line(item: Any, extent: Dim, x: Value) -> tuple[Dim, Dim, int]:
             raise TypeRuleError(f"index {index} is outside an extent of {extent} of {x.type}")
         return (index + extent if index < 0 else index), 1, 1
     if not isinstance(item, slice):
-        raise TypeRuleError(f"{item!r} does not index {x.type}; use gather for tensors of indices")
+        what = f"{item!r} does not index {x.type}"
+        raise TypeRuleError(f"{what}; use gather for tensors of indices")
+    line = cast("Any", item)
     if isinstance(extent, int):
-        first, last, step = item.indices(extent)
+        first, last, step = line.indices(extent)
         return first, len(range(first, last, step)), step
-    step = 1 if item.step is None else int(item.step)
-    if step < 1 and (item.start is not None or item.stop is not None):
+    step = 1 if line.step is None else int(line.step)
+    if step < 1 and (line.start is not None or line.stop is not None):
         raise TypeRuleError(f"a backward slice of the symbolic extent {extent} must be whole")
     if step < 1:
         return extent - 1, ceildiv(extent, -step), step
-    first = _bound(item.start, extent, 0)
-    last = _bound(item.stop, extent, extent)
-    return first, ceildiv(last - first, step), step
+    begin = _bound(line.start, extent, 0)
+    return begin, ceildiv(_bound(line.stop, extent, extent) - begin, step), step
 
 
 def _bound(index: Dim | None, extent: Dim, default: Dim) -> Dim:
@@ -121,7 +123,27 @@ def _bound(index: Dim | None, extent: Dim, default: Dim) -> Dim:
     return index + extent if isinstance(index, int) and index < 0 else index
 
 
-_METHODS: dict[str, Callable[..., Any]] = {
+def _cast(x: Value, to: Any) -> Value:
+    return ew.cast(x, DType.of(to))
+
+
+def _reshape(x: Value, *shape: Any) -> Value:
+    return mv.reshape(x, _spread(shape))
+
+
+def _transpose(x: Value, *perm: Any) -> Value:
+    return mv.transpose(x, _spread(perm) or None)
+
+
+def _dtype(x: Value) -> DType:
+    return x.type.dtype
+
+
+def _shape(x: Value) -> Shape:
+    return x.type.shape
+
+
+_METHODS: dict[str, Any] = {
     "__add__": _binary(ew.add),
     "__radd__": _swapped(ew.add),
     "__sub__": _binary(ew.sub),
@@ -150,17 +172,19 @@ _METHODS: dict[str, Callable[..., Any]] = {
     "__getitem__": _getitem,
     "equal": _binary(ew.equal),
     "not_equal": _binary(ew.not_equal),
-    "cast": lambda self, to: ew.cast(self, DType.of(to)),
-    "reshape": lambda self, *shape: mv.reshape(self, _spread(shape)),
-    "transpose": lambda self, *perm: mv.transpose(self, _spread(perm) or None),
-    "dtype": property(lambda self: self.type.dtype),
-    "shape": property(lambda self: self.type.shape),
+    "cast": _cast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "dtype": property(_dtype),
+    "shape": property(_shape),
 }
 
 
 def _spread(items: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return f((2, 3)) as f(2, 3)."""
-    return tuple(items[0]) if len(items) == 1 and isinstance(items[0], tuple | list) else items
+    if len(items) == 1 and isinstance(items[0], tuple | list):
+        return tuple(cast("Sequence[Any]", items[0]))
+    return items
 
 
 def install_operators() -> None:

@@ -8,6 +8,7 @@ value in an order.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -108,8 +109,14 @@ def _body(kind: str, dtype: DType, count: int | None) -> Body:
         return trace(_ROWS[kind], (dtype,))
     if dtype.is_integer:  # the sum of many small integers needs the room
         wide = DType.I64 if dtype.is_signed else DType.U64
-        return trace(lambda x: (_rsum(x.cast(wide)) / count).cast(dtype), (dtype,))
-    return trace(lambda x: _rsum(x) / count, (dtype,))
+    else:
+        wide = dtype.compute
+
+    def mean(x: Scalar) -> Scalar:
+        total = _rsum(x.cast(wide)) / count
+        return total.cast(dtype) if dtype.is_integer else total
+
+    return trace(mean, (dtype,))
 
 
 def _kept(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
@@ -178,7 +185,7 @@ class Reduce(Op):
         if not axes:
             return evaluate_body(_body(self.kind, dtype, None), [x])[0]
         moved = x.transpose(_to_the_end(x.ndim, axes))
-        count = int(np.prod([x.shape[a] for a in axes]))
+        count = math.prod([x.shape[a] for a in axes])
         (result,) = evaluate_body(_body(self.kind, dtype, count), [moved], len(axes))
         return result.reshape([d for d in shape if isinstance(d, int)])
 
@@ -337,7 +344,8 @@ class ArgReduce(Op):
         back = find(np.flip(x, self.axis), axis=self.axis, keepdims=self.keepdims)
         return np.asarray(extent - 1 - back).astype(np.int64)
 
-    def may_fail(self, x: TensorType) -> bool:  # noqa: D102
+    def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
+        (x,) = types
         extent = x.shape[normalize_axis(self.axis, x.rank)]
         return less_equal(1, extent) is not True
 
@@ -463,7 +471,8 @@ class TopK(Op):
         index = np.take(order, np.arange(k), axis=self.axis)
         return np.take_along_axis(x, index, self.axis), index.astype(np.int64)
 
-    def may_fail(self, x: TensorType) -> bool:  # noqa: D102
+    def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
+        (x,) = types
         return less_equal(self.k, x.shape[normalize_axis(self.axis, x.rank)]) is not True
 
 
