@@ -265,9 +265,9 @@ class Library:
                 self._jit.close()
                 raise BuildError(f"linking {len(objects)} objects failed: {error}") from error
         self._addresses: dict[str, int] = {name: self._tracker[name] for name in names}
-        # Also runs when the object is collected and at interpreter exit, where LLVM's own objects would otherwise be
-        # destroyed in any order.
+        # Also runs when the object is collected, but not at interpreter exit: pool threads may still be in the code.
         self._release = weakref.finalize(self, _release, self._tracker, self._jit)
+        self._release.atexit = False
 
     def address(self, symbol: str) -> int:
         """Return the address of a symbol asked for at link time.
