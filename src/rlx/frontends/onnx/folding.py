@@ -161,8 +161,8 @@ class FoldingBuilder(Builder):
 
 def known_numbers(array: Array) -> ObjectArray:
     """Return the elements as Python numbers; whole floats as integers, to meet extents."""
-    out = np.empty(array.size, object)
-    wide = array.astype(np.float64) if array.dtype.kind not in "iub" else array
+    out: ObjectArray = np.empty(array.size, object)
+    wide: Array = array.astype(np.float64) if array.dtype.kind not in "iub" else array
     for index, number in enumerate(wide.reshape(-1).tolist()):
         whole = isinstance(number, float) and number.is_integer() and abs(number) < 2**53
         out[index] = int(number) if whole else number

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -406,6 +406,14 @@ class _Control:
 
     def region(self, graph: Graph, parameters: Sequence[TensorType] = ()) -> Frame:
         return self.importer.region(graph, self.scope, parameters)
+
+    def region_from(self, make: Callable[[], Sequence[Value]], location: str) -> Frame:
+        """Return a region without captures whose results `make` emits, all at one location."""
+        importer = self.importer
+        builder = FoldingBuilder(Block(), importer.graph.facts, importer.known)
+        with builder.at(Location(location, importer.model.source)), building(builder):
+            builder.block.results = list(make())
+        return Frame(builder, self.scope.frame)
 
     def tensor(self, tensor: Tensor | SparseTensor, name: str) -> Value:
         return self.importer.tensor(tensor, self.scope.frame, name)

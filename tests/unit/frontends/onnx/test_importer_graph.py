@@ -6,17 +6,24 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto as T
-from onnx import helper
 
-from rlx.base.errors import ModelError, RlxError, TypeRuleError, UnsupportedOpError
+from rlx.base.errors import (
+    ExecutionError,
+    ModelError,
+    RlxError,
+    TypeRuleError,
+    UnsupportedOpError,
+)
 from rlx.frontends.onnx.importer import ImportedModel, import_model
 from rlx.frontends.onnx.model import load_model
 from rlx.frontends.onnx.support import check_supported
 from rlx.ops.evaluate import evaluate
 
+onnx: Any = pytest.importorskip("onnx")
+T: Any = onnx.TensorProto
+helper: Any = onnx.helper
+numpy_helper: Any = onnx.numpy_helper
 NODE = helper.make_node
 
 
@@ -25,7 +32,7 @@ def info(name: str, kind: int = T.FLOAT, shape: Any = ()) -> Any:
 
 
 def tensor(name: str, array: Any) -> Any:
-    return onnx.numpy_helper.from_array(np.asarray(array), name)
+    return numpy_helper.from_array(np.asarray(array), name)
 
 
 def proto(
@@ -34,7 +41,7 @@ def proto(
     outputs: list[str],
     initializers: list[Any] | None = None,
     **options: Any,
-) -> onnx.ModelProto:
+) -> Any:
     graph = helper.make_graph(
         nodes,
         "g",
@@ -202,7 +209,7 @@ def test_locations_name_the_node() -> None:
 
 
 def test_softmax_flattened_until_version_12() -> None:
-    args = ([NODE("Softmax", ["x"], ["y"], axis=1)], [info("x", shape=[1, 3, 2, 2])], ["y"])
+    args: Any = ([NODE("Softmax", ["x"], ["y"], axis=1)], [info("x", shape=[1, 3, 2, 2])], ["y"])
     x = np.arange(12, dtype=np.float32).reshape(1, 3, 2, 2) / 10
     old = run(imported(*args, opset=11), x=x)["y"]
     new = run(imported(*args, opset=13), x=x)["y"]
@@ -275,7 +282,7 @@ def test_functions_are_expanded_with_their_attributes_and_opsets() -> None:
         [helper.make_opsetid("", 13)],
         ["factor"],
     )
-    reference = onnx.AttributeProto(
+    reference: Any = onnx.AttributeProto(
         name="value_float", ref_attr_name="factor", type=onnx.AttributeProto.FLOAT
     )
     function.node[0].attribute.append(reference)
@@ -334,7 +341,7 @@ def test_if_on_data_runs_one_branch_with_explicit_captures() -> None:
 
 
 def test_if_on_an_extent_takes_one_branch_under_a_guard() -> None:
-    args = (
+    args: Any = (
         [
             NODE("Shape", ["x"], ["s"]),
             NODE("Gather", ["s", "zero"], ["n"]),
@@ -516,3 +523,17 @@ def test_a_carried_value_keeps_its_type() -> None:
             ["last"],
             [tensor("m", np.int64(2))],
         )
+
+
+def test_a_branch_that_does_not_fit_the_extents_raises_when_it_is_taken() -> None:
+    fits = body([NODE("Relu", ["x"], ["r"])], [], ["r"])
+    does_not = body([NODE("Add", ["x", "five"], ["r"], name="inner")], [], ["r"])
+    model = imported(
+        [NODE("If", ["c"], ["y"], name="choice", then_branch=fits, else_branch=does_not)],
+        [info("x", shape=[2]), info("five", shape=[5]), info("c", T.BOOL)],
+        ["y"],
+    )
+    x, five = np.array([-1, 2], np.float32), np.zeros(5, np.float32)
+    assert run(model, x=x, five=five, c=True)["y"].tolist() == [0, 2]
+    with pytest.raises(ExecutionError, match=r"(?s)'choice'.*not valid for these extents.*'inner'"):
+        run(model, x=x, five=five, c=False)

@@ -6,16 +6,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto as T
-from onnx import helper
-from rlx.ops.evaluate import evaluate
 
 from rlx.base.dims import UndecidedError
 from rlx.base.errors import ModelError, UnsupportedOpError, UsageError
 from rlx.frontends.onnx.importer import ImportedModel, import_model
 from rlx.frontends.onnx.model import load_model
+from rlx.ops.evaluate import evaluate
+
+onnx: Any = pytest.importorskip("onnx")
+T: Any = onnx.TensorProto
+helper: Any = onnx.helper
+numpy_helper: Any = onnx.numpy_helper
 
 
 def build(
@@ -24,7 +26,7 @@ def build(
     outputs: list[str],
     constants: dict[str, Any] | None = None,
     **options: Any,
-) -> onnx.ModelProto:
+) -> Any:
     graph = helper.make_graph(
         nodes,
         "g",
@@ -33,7 +35,7 @@ def build(
             for name, (kind, shape) in inputs.items()
         ],
         [helper.make_empty_tensor_value_info(name) for name in outputs],
-        [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
+        [numpy_helper.from_array(np.asarray(a), n) for n, a in (constants or {}).items()],
     )
     opset = options.pop("opset", 18)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
@@ -229,7 +231,7 @@ def test_same_padding_of_a_symbolic_axis() -> None:
 
 
 def test_a_broadcast_of_two_symbols_needs_a_hint_and_records_a_guard() -> None:
-    args = (
+    args: Any = (
         [NODE("Add", ["x", "z"], ["y"])],
         {"x": (T.FLOAT, ["n"]), "z": (T.FLOAT, ["m"])},
         ["y"],
@@ -302,7 +304,7 @@ def test_a_scale_that_is_a_ratio_of_extents_gives_an_extent() -> None:
 
 
 def test_an_end_of_a_billion_means_to_the_end() -> None:
-    args = (
+    args: Any = (
         [NODE("Slice", ["x", "s", "e"], ["y"])],
         {"x": (T.FLOAT, ["n"])},
         ["y"],

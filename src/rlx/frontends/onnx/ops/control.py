@@ -8,12 +8,15 @@ from typing import Any
 
 from rlx.base.dims import Dim, DimExpr, dim_max, equal
 from rlx.base.dtypes import DType
+from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.types import TensorType, normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, ObjectArray, onnx_op
 from rlx.ir.graph import Block, Node, Value
 from rlx.ops.control import If, Loop, Scan
-from rlx.ops.movement import flip, reshape, transpose
+from rlx.ops.indexing import gather
+from rlx.ops.leaf import constant
+from rlx.ops.movement import expand, flip, reshape, transpose
 from rlx.ops.spec import current_builder
 
 __all__ = ["decide"]
@@ -34,7 +37,7 @@ def _if(call: Call) -> Mapped:
 
 
 def _both(call: Call, condition: Value) -> Sequence[Value]:
-    frames = [call.control.region(call.get_graph(name)) for name in ("then_branch", "else_branch")]
+    frames = _branches(call)
     captures = _unify(frames)
     blocks = tuple(frame.builder.block for frame in frames)
     kinds = [[v.type for v in block.results] for block in blocks]
@@ -48,6 +51,36 @@ def _both(call: Call, condition: Value) -> Sequence[Value]:
                 "both must have one dtype and rank"
             )
     return current_builder().emit(If(), condition, *captures, regions=blocks)
+
+
+def _branches(call: Call) -> list[Any]:
+    """Return both branches as regions.
+
+    Exporters keep branches that do not fit the extents at hand (a model for another sampling
+    rate). One that has no valid types becomes a region that raises if it is taken.
+    """
+    frames: list[Any] = []
+    errors: list[TypeRuleError] = []
+    for name in ("then_branch", "else_branch"):
+        try:
+            frames.append(call.control.region(call.get_graph(name)))
+        except TypeRuleError as error:
+            frames.append(None)
+            errors.append(error)
+    if len(errors) == 2:
+        raise errors[0]
+    if errors:
+        valid = next(frame for frame in frames if frame is not None)
+        types = [v.type for v in valid.builder.block.results]
+        why = f"{call.node.label} takes a branch that is not valid for these extents: {errors[0]}"
+        frames[frames.index(None)] = call.control.region_from(lambda: _failure(types), why)
+    return frames
+
+
+def _failure(types: Sequence[TensorType]) -> list[Value]:
+    """Return values whose computation raises: element 1 of a tensor of one element."""
+    beyond = constant(1, DType.I64)
+    return [expand(gather(constant([0], t.dtype), beyond), t.shape) for t in types]
 
 
 def _unify(frames: Sequence[Any]) -> list[Value]:

@@ -25,7 +25,8 @@ _COORDINATES: tuple[Coordinate, ...] = (
     "pytorch_half_pixel",
     "half_pixel_symmetric",
 )
-_MODES: tuple[Literal["nearest", "linear", "cubic"], ...] = ("nearest", "linear", "cubic")
+Mode = Literal["nearest", "linear", "cubic"]
+_MODES: tuple[Mode, ...] = ("nearest", "linear", "cubic")
 _NEAREST: tuple[Nearest, ...] = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _MAX_DENOMINATOR = 4096
 _COMMON = (
@@ -51,8 +52,10 @@ def _upsample(call: Call) -> Mapped:
 @onnx_op("Resize", _COMMON + " axes keep_aspect_ratio_policy", only={"antialias": (0,)}, since=18)
 def _resize(call: Call) -> Mapped:
     x = call.value(0)
-    coordinate = call.get_choice("coordinate_transformation_mode", _COORDINATES, "half_pixel")
-    mode = call.get_choice("mode", _MODES, "nearest")
+    coordinate: Coordinate = call.get_choice(
+        "coordinate_transformation_mode", _COORDINATES, "half_pixel"
+    )
+    mode: Mode = call.get_choice("mode", _MODES, "nearest")
     rank = x.type.rank
     axes = tuple(normalize_axis(a, rank) for a in call.get_ints("axes", tuple(range(rank))))
     sizes: list[Dim] = list(x.type.shape)
