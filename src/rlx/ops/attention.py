@@ -208,7 +208,7 @@ class Attention(Op):
         p = e / e.sum(axis=-1, keepdims=True)
         if self.masked_row == "nan_to_zeros":
             return np.where(np.isnan(p), 0.0, p)
-        return np.where(np.isneginf(top), 0.0, p) if self.masked_row == "zeros" else p
+        return np.where(top == -np.inf, 0.0, p) if self.masked_row == "zeros" else p
 
     def decompose(self, q: Value, k: Value, v: Value, mask: Value | None = None) -> Value:
         """Return two matmuls around a softmax; scores and probabilities round to the dtype."""
