@@ -7,13 +7,17 @@ one is called like its module: `rlx.ops.matmul.matmul`.
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
+from rlx.ops.attention import (
+    Attention,
+)
 from rlx.ops.control import (
     If,
     Loop,
     Scan,
+)
+from rlx.ops.conv import (
+    Conv,
+    ConvTranspose,
 )
 from rlx.ops.elementwise import (
     Cast,
@@ -116,6 +120,10 @@ from rlx.ops.leaf import (
     constant,
     dim_tensor,
 )
+from rlx.ops.matmul import (
+    MatMul,
+    einsum,
+)
 from rlx.ops.movement import (
     Concat,
     Expand,
@@ -160,7 +168,17 @@ from rlx.ops.norm import (
     rms_norm,
     softmax,
 )
-from rlx.ops.operators import install_operators
+from rlx.ops.operators import (
+    as_value,
+    install_operators,
+)
+from rlx.ops.pool import (
+    Pool,
+)
+from rlx.ops.quant import (
+    DequantizeLinear,
+    QuantizeLinear,
+)
 from rlx.ops.reduce import (
     ArgReduce,
     CumSum,
@@ -185,20 +203,46 @@ from rlx.ops.region import (
     Region,
     WithEpilogue,
 )
+from rlx.ops.resize import (
+    Resize,
+)
+from rlx.ops.rnn import (
+    GRU,
+    LSTM,
+    RNN,
+)
+from rlx.ops.signal import (
+    DFT,
+    STFT,
+    Frame,
+    blackman_window,
+    hamming_window,
+    hann_window,
+)
 from rlx.ops.spec import (
     building,
 )
 
 __all__ = [
+    "DFT",
     "GROUPS",
+    "GRU",
+    "LSTM",
+    "RNN",
+    "STFT",
     "ArgReduce",
+    "Attention",
     "BatchNorm",
     "Cast",
     "Concat",
     "Constant",
+    "Conv",
+    "ConvTranspose",
     "CumSum",
+    "DequantizeLinear",
     "DimTensor",
     "Expand",
+    "Frame",
     "Gather",
     "GatherElements",
     "GatherND",
@@ -209,12 +253,16 @@ __all__ = [
     "Literal",
     "LogSoftmax",
     "Loop",
+    "MatMul",
     "OneHot",
     "Pad",
+    "Pool",
+    "QuantizeLinear",
     "Range",
     "Reduce",
     "Region",
     "Reshape",
+    "Resize",
     "RmsNorm",
     "Scan",
     "ScatterElements",
@@ -233,6 +281,7 @@ __all__ = [
     "arange",
     "arg_max",
     "arg_min",
+    "as_value",
     "asin",
     "asinh",
     "atan",
@@ -243,6 +292,7 @@ __all__ = [
     "bit_not",
     "bit_or",
     "bit_xor",
+    "blackman_window",
     "building",
     "cast",
     "ceil",
@@ -256,6 +306,7 @@ __all__ = [
     "depth_to_space",
     "dim_tensor",
     "div",
+    "einsum",
     "elu",
     "equal",
     "erf",
@@ -275,6 +326,8 @@ __all__ = [
     "greater",
     "greater_equal",
     "group_norm",
+    "hamming_window",
+    "hann_window",
     "hard_sigmoid",
     "hard_swish",
     "install_operators",
@@ -370,9 +423,5 @@ GROUPS = (
     "control",
 )
 """Every module that declares operators; a test compares this with the folder."""
-
-for _group in GROUPS:
-    if find_spec(f"rlx.ops.{_group}") is not None:
-        import_module(f"rlx.ops.{_group}")
 
 install_operators()

@@ -169,7 +169,8 @@ class Loop(Op):
         stacked = results[self.carried :]
         if stacked and self.trip is None:
             raise TypeRuleError(
-                f"{len(stacked)} results are stacked over the iterations, whose number depends on the data of a run"
+                f"{len(stacked)} results are stacked over the iterations, "
+                "whose number depends on the data of a run"
             )
         count: Dim = 0 if self.trip is None else self.trip
         return (*carried, *(t.with_shape((count, *t.shape)) for t in stacked))

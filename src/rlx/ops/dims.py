@@ -75,7 +75,7 @@ class _NotFoldableError(Exception):
 def fold(
     op: Op, types: Sequence[TensorType | None], arrays: Sequence[Array | None]
 ) -> tuple[Array, ...] | None:
-    """Return the results of an operator on tensors of extents as object arrays, or None if they are none.
+    """Return the results of an operator on tensors of extents, or None if they are no extents.
 
     Args:
         op: the operator.

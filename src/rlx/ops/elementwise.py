@@ -350,7 +350,10 @@ def mul(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(NUMERIC, samples=_divisor())
 def div(a: Scalar, b: Scalar) -> Scalar:
-    """A / b. Integers truncate toward zero; a divisor of 0 is an ExecutionError, the minimum by -1 wraps."""
+    """A / b. Integers truncate toward zero.
+
+    A divisor of 0 is an ExecutionError, the minimum by -1 wraps.
+    """
     return a / b
 
 
@@ -362,7 +365,10 @@ def floor_mod(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(NUMERIC, samples=_divisor())
 def fmod(a: Scalar, b: Scalar) -> Scalar:
-    """A - trunc(a / b) * b, exact, with the sign of a. An integer divisor of 0 is an ExecutionError."""
+    """A - trunc(a / b) * b, exact, with the sign of a.
+
+    An integer divisor of 0 is an ExecutionError.
+    """
     return _emit("fmod", a, b)
 
 
@@ -464,7 +470,10 @@ def shift_left(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(INTEGERS)
 def shift_right(a: Scalar, b: Scalar) -> Scalar:
-    """A shifted by b bits toward the low end (keeping the sign of a signed type); 0 for the width or more."""
+    """A shifted by b bits toward the low end (keeping the sign of a signed type).
+
+    0 for the width or more.
+    """
     return _emit("shr", a, b)
 
 

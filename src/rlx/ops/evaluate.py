@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running operators and graphs by their NumPy meaning: the oracle, the constant folder and the reference backend."""
+"""Running operators and graphs by their NumPy meaning.
+
+This is the oracle, the constant folder and the reference backend.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,8 @@ def _bind_symbols(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
             name = _symbol_name(dim)
             if name is not None and env.setdefault(name, extent) != extent:
                 raise UsageError(
-                    f"axis {axis} of input {value.name!r} is {extent}, but {name} is {env[name]} in another input"
+                    f"axis {axis} of input {value.name!r} is {extent}, "
+                    f"but {name} is {env[name]} in another input"
                 )
     return env
 
@@ -160,7 +164,10 @@ class _Runner:
         self.observe = observe
 
     def block(self, block: Block, values: dict[Value, Array]) -> list[Array]:
-        """Run the nodes of a block whose leaves have values; each value is dropped after its last reader."""
+        """Run the nodes of a block whose leaves have values.
+
+        Each value is dropped after its last reader.
+        """
         kept = set(block.results)
         left: dict[Value, int] = {}
         for node in block:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gather, scatter, one-hot. Indices count from the end where negative; others out of range are an ExecutionError."""
+"""Gather, scatter, one-hot.
+
+Indices count from the end where negative; others out of range are an ExecutionError.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,10 @@ def _check_elements(x: TensorType, indices: TensorType, axis: int) -> None:
 @op("gather_elements")
 @dataclass(frozen=True)
 class GatherElements(Op):
-    """y[i, j, k] = x[i, indices[i, j, k], k] (for axis 1); the result has the shape of the indices."""
+    """y[i, j, k] = x[i, indices[i, j, k], k] (for axis 1).
+
+    The result has the shape of the indices.
+    """
 
     operands = ("x", "indices")
     axis: int = 0
@@ -161,7 +167,7 @@ def _depth(indices: TensorType) -> int:
 
 
 def _tuple_index(x: Array, indices: Array, batch: int) -> tuple[Array, ...]:
-    """Return the advanced index that the last axis of the indices spells, after `batch` shared axes."""
+    """Return the index that the last axis of the indices spells after `batch` shared axes."""
     lead = indices.shape[:-1]
     parts = _grid(lead, range(batch))
     for position in range(indices.shape[-1]):
@@ -173,7 +179,9 @@ def _tuple_index(x: Array, indices: Array, batch: int) -> tuple[Array, ...]:
 @op("gather_nd")
 @dataclass(frozen=True)
 class GatherND(Op):
-    """y[b, i] = x[b, *indices[b, i]]: the last axis of the indices names the first k axes after the batch axes.
+    """y[b, i] = x[b, *indices[b, i]].
+
+    The last axis of the indices names the first k axes after the batch axes.
 
     The result has shape indices.shape[:-1] + x.shape[batch_dims + k:].
     """
@@ -343,7 +351,9 @@ def scatter_nd(x: Value, indices: Value, updates: Value, reduction: str = "none"
 @op("one_hot")
 @dataclass(frozen=True)
 class OneHot(Op):
-    """values[1] where the class along the new axis is the index, else values[0]; values = [off, on].
+    """values[1] where the class along the new axis is the index, else values[0].
+
+    The operand `values` is [off, on].
 
     An index outside [-depth, depth) is no class: all off.
 

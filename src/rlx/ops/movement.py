@@ -551,7 +551,10 @@ def depth_to_space(x: Value, block: int, mode: str = "DCR") -> Value:
 
 
 def space_to_depth(x: Value, block: int) -> Value:
-    """Return [N, C, H, W] as [N, C * block^2, H / block, W / block]; a channel is (row, column, depth)."""
+    """Return [N, C, H, W] as [N, C * block^2, H / block, W / block].
+
+    A channel is (row, column, depth).
+    """
     n, c, h, w = x.type.shape
     rows, columns = floordiv(h, block), floordiv(w, block)
     parts = transpose(reshape(x, (n, c, rows, block, columns, block)), (0, 3, 5, 1, 2, 4))
@@ -561,7 +564,12 @@ def space_to_depth(x: Value, block: int) -> Value:
 @op("trilu")
 @dataclass(frozen=True)
 class Trilu(Op):
-    """The upper (column - row >= k) or lower (column - row <= k) triangle of the last two axes, else 0."""
+    """The upper or lower triangle of the last two axes, 0 elsewhere.
+
+    Attributes:
+        upper: keep where column - row >= k; otherwise where column - row <= k.
+        k: the diagonal; 0 is the main one.
+    """
 
     operands = ("x",)
     upper: bool = True

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Softmax and the normalisations, as bodies over rows. Variances are two-pass: the mean first, then the deviations."""
+"""Softmax and the normalisations, as bodies over rows.
+
+Variances are two-pass: the mean first, then the deviations.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ class _AlongAxis(Op):
 @op("softmax")
 @dataclass(frozen=True)
 class Softmax(_AlongAxis):
-    """y_i = e^(x_i - max x) / sum_j e^(x_j - max x) along an axis. A row of -inf, or one with NaN or +inf, is NaN."""
+    """y_i = e^(x_i - max x) / sum_j e^(x_j - max x) along an axis.
+
+    A row of -inf, or one with NaN or +inf, is NaN.
+    """
 
     function = staticmethod(_softmax)
     samples: ClassVar[tuple[Sample, ...]] = _SOFTMAX_SAMPLES
@@ -173,7 +179,7 @@ class _RowNorm(Op):
         return x
 
     def _body(self, dtypes: Sequence[DType], present: Sequence[bool], count: int | None) -> Body:
-        """Return the body over x, the present factors and, if `count` is None, the count as last input."""
+        """Return the body over x, the present factors and, where `count` is None, the count."""
 
         def function(x: Scalar, *rest: Scalar) -> Scalar:
             size: Scalar | float = rest[-1] if count is None else float(count)
@@ -253,7 +259,9 @@ class LayerNorm(_RowNorm):
 @op("rms_norm")
 @dataclass(frozen=True)
 class RmsNorm(_RowNorm):
-    """y = x / sqrt(mean(x^2) + eps) * scale over the axes from `axis` on. Source: Zhang, Sennrich 2019.
+    """y = x / sqrt(mean(x^2) + eps) * scale over the axes from `axis` on.
+
+    Source: Zhang, Sennrich 2019.
 
     Attributes:
         axis: the first normalised axis.
@@ -313,7 +321,9 @@ def _column(factor: Value, rank: int) -> Value:
 @op("instance_norm")
 @dataclass(frozen=True)
 class InstanceNorm(Op):
-    """LayerNorm of each channel of x [N, C, ...] over its spatial axes, then per-channel scale [C] and bias [C].
+    """LayerNorm of each channel of x [N, C, ...] over its spatial axes.
+
+    Then comes a scale [C] and a bias [C] per channel.
 
     Source: Ulyanov, Vedaldi, Lempitsky 2016.
     """
@@ -341,7 +351,9 @@ class InstanceNorm(Op):
 @op("group_norm")
 @dataclass(frozen=True)
 class GroupNorm(Op):
-    """LayerNorm of each of `groups` groups of channels of x [N, C, ...], then per-channel scale [C] and bias [C].
+    """LayerNorm of each of `groups` groups of channels of x [N, C, ...].
+
+    Then comes a scale [C] and a bias [C] per channel.
 
     Source: Wu, He 2018.
     """
@@ -391,9 +403,9 @@ class GroupNorm(Op):
 @op("batch_norm")
 @dataclass(frozen=True)
 class BatchNorm(Op):
-    """y = (x - mean) / sqrt(variance + eps) * scale + bias with given statistics, per channel of x [N, C, ...].
+    """y = (x - mean) / sqrt(variance + eps) * scale + bias with given statistics.
 
-    All factors are [C]. Source: Ioffe, Szegedy 2015.
+    Per channel of x [N, C, ...]; all factors are [C]. Source: Ioffe, Szegedy 2015.
     """
 
     operands = ("x", "scale", "bias", "mean", "variance")
@@ -431,7 +443,7 @@ class BatchNorm(Op):
             return (x - _spread(mean, x.ndim)) * _spread(factor, x.ndim) + _spread(bias, x.ndim)
 
     def decompose(self, x: Value, scale: Value, bias: Value, mean: Value, variance: Value) -> Value:
-        """Return x * factor + shift, where both depend on the params only (computed at least in f32)."""
+        """Return x * factor + shift, which depend on the params only (at least in f32)."""
         dtype = x.type.dtype
         wide = dtype.compute
         x, scale, bias, mean, variance = (

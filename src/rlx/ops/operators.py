@@ -25,7 +25,9 @@ __all__ = ["as_value", "install_operators"]
 
 
 def as_value(operand: Any, like: Value) -> Value:
-    """Return a value, number, array or extent as a value; numbers and extents get the dtype of `like`.
+    """Return a value, number, array or extent as a value.
+
+    Numbers and extents get the dtype of `like`.
 
     Raises:
         TypeRuleError: a number that the dtype cannot hold, or something that is no tensor.
@@ -68,7 +70,10 @@ def _matmul(a: Value, b: Value) -> Value:
 
 
 def _getitem(x: Value, key: Any) -> Value:
-    """Return x indexed by integers, slices, None and one Ellipsis (static steps; negative indices from the end)."""
+    """Return x indexed by integers, slices, None and one Ellipsis.
+
+    Steps are numbers; negative indices count from the end.
+    """
     items = list(cast("tuple[Any, ...]", key)) if isinstance(key, tuple) else [key]
     used = sum(item is not None and item is not Ellipsis for item in items)
     if used > x.type.rank or items.count(Ellipsis) > 1:

@@ -98,7 +98,7 @@ _IN_FLOAT = frozenset({"l2", "logsum", "logsumexp"})
 
 
 def _body(kind: str, dtype: DType, count: int | None) -> Body:
-    """Return the reduction of a row of `count` elements, or of a single element where that is None."""
+    """Return the reduction of a row of `count` elements, of a single element where it is None."""
     if count is None:
         return (
             trace(_SINGLE.get(kind, lambda x: x), (dtype,))
@@ -107,16 +107,20 @@ def _body(kind: str, dtype: DType, count: int | None) -> Body:
         )
     if kind != "mean":
         return trace(_ROWS[kind], (dtype,))
-    if dtype.is_integer:  # the sum of many small integers needs the room
-        wide = DType.I64 if dtype.is_signed else DType.U64
-    else:
-        wide = dtype.compute
+    wide = _mean_dtype(dtype)
 
     def mean(x: Scalar) -> Scalar:
         total = _rsum(x.cast(wide)) / count
         return total.cast(dtype) if dtype.is_integer else total
 
     return trace(mean, (dtype,))
+
+
+def _mean_dtype(dtype: DType) -> DType:
+    """Return what a mean is summed in: small integers need the room."""
+    if dtype.is_integer:
+        return DType.I64 if dtype.is_signed else DType.U64
+    return dtype.compute
 
 
 def _kept(shape: Shape, axes: Sequence[int], keepdims: bool) -> Shape:
@@ -190,7 +194,10 @@ class Reduce(Op):
         return result.reshape([d for d in shape if isinstance(d, int)])
 
     def region(self, x: TensorType) -> Region | None:
-        """Return a row region where the axes are the last ones and stay; the mean needs a static count."""
+        """Return a row region where the axes are the last ones and stay.
+
+        The mean needs a static count.
+        """
         axes = normalize_axes(self.axes, x.rank)
         if x.dtype.is_integer and self.kind in _IN_FLOAT:
             return None
@@ -208,7 +215,10 @@ class Reduce(Op):
         return Region(_body(self.kind, x.dtype, count), x.shape, (), len(axes))
 
     def decompose(self, x: Value) -> Value | None:
-        """Return a reduction of trailing axes with what moves them there; None if it is one already."""
+        """Return a reduction of trailing axes with what moves them there.
+
+        None if it is one already.
+        """
         axes = normalize_axes(self.axes, x.type.rank)
         if x.type.dtype.is_integer and self.kind in _IN_FLOAT:
             return ew.cast(
@@ -229,9 +239,7 @@ class Reduce(Op):
 def _mean(x: Value, axes: tuple[int, ...], count: Dim) -> Value:
     """Return the mean over a symbolic number of elements."""
     dtype = x.type.dtype
-    wide = dtype.compute
-    if dtype.is_integer:
-        wide = DType.I64 if dtype.is_signed else DType.U64
+    wide = _mean_dtype(dtype)
     total = reduce_sum(ew.cast(x, wide), axes, True)
     return ew.cast(ew.div(total, ew.cast(dim_tensor((count,), ()), wide)), dtype)
 
@@ -299,7 +307,9 @@ def reduce_logsumexp(x: Value, axes: Sequence[int] | None = None, keepdims: bool
 @op("arg_reduce")
 @dataclass(frozen=True)
 class ArgReduce(Op):
-    """The i64 index of the largest or smallest element along an axis, the first of equal ones; that of a NaN if any.
+    """The i64 index of the largest or smallest element along an axis, the first of equal ones.
+
+    If there is a NaN, it is the index of the first NaN, for both kinds.
 
     Attributes:
         kind: `max` or `min`.
