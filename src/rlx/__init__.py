@@ -3,13 +3,16 @@
 
 `rlx.load(path)` gives an object that runs an ONNX model; `rlx.Graph` builds a graph by hand and `rlx.compile` compiles
 it. See the guide in `docs/`.
+
+Importing this package costs little: the compiler is imported by the first use of a name that needs it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rlx._version import __version__
-from rlx.api.graph import Graph
-from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
 from rlx.base.errors import (
     CompileError,
     DeviceError,
@@ -21,7 +24,11 @@ from rlx.base.errors import (
     UnsupportedOpError,
     UsageError,
 )
-from rlx.runtime.executable import Executable
+
+if TYPE_CHECKING:
+    from rlx.api.graph import Graph
+    from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
+    from rlx.runtime.executable import Executable
 
 __all__ = [
     "CompileError",
@@ -41,3 +48,24 @@ __all__ = [
     "devices",
     "load",
 ]
+
+_LAZY = {
+    "Device": "rlx.api.io",
+    "Executable": "rlx.runtime.executable",
+    "Graph": "rlx.api.graph",
+    "compile": "rlx.api.io",
+    "devices": "rlx.api.io",
+    "load": "rlx.api.io",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'rlx' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,11 +13,19 @@ from rlx.base.errors import DeviceError, UsageError
 __all__ = ["backend_names", "get_backend"]
 
 _GROUP = "rlx.backends"
+_OWN = {name: f"rlx.backends.{name}:backend" for name in ("cpu", "null", "reference")}
+"""The entry points of this package, known without reading the metadata of everything installed (20 ms)."""
 
 
 @cache
 def _entries() -> dict[str, metadata.EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=_GROUP)}
+
+
+def _entry(name: str) -> metadata.EntryPoint | None:
+    if name in _OWN:
+        return metadata.EntryPoint(name, _OWN[name], _GROUP)
+    return _entries().get(name)
 
 
 def backend_names() -> list[str]:
@@ -33,7 +41,7 @@ def get_backend(name: str) -> Backend:
         UsageError: none is installed under that name.
         DeviceError: it failed to load.
     """
-    entry = _entries().get(name)
+    entry = _entry(name)
     if entry is None:
         known = ", ".join(backend_names())
         raise UsageError(f"no backend {name!r} is installed; installed are {known}.{did_you_mean(name, _entries())}")
