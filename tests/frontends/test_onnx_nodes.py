@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-onnx = pytest.importorskip("onnx")
+onnx: Any = pytest.importorskip("onnx")
+node_tests: Any = pytest.importorskip("onnx.backend.test.case.node")
 
 from rlx.base.dtypes import DType  # noqa: E402
 from rlx.base.errors import RlxError, UsageError  # noqa: E402
@@ -88,20 +89,19 @@ EXCLUDED: dict[str, str] = {
 
 @functools.cache
 def _cases() -> dict[str, Any]:
-    from onnx.backend.test.case.node import collect_testcases
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return {case.name: case for case in collect_testcases(None)}
+        return {case.name: case for case in node_tests.collect_testcases(None)}
 
 
 def _supported_types(case: Any) -> bool:
     for inputs, outputs in case.data_sets:
-        for array in (*inputs, *outputs):
+        arrays: list[Any] = [*inputs, *outputs]
+        for array in arrays:
             if not isinstance(array, np.ndarray | np.generic):
                 return False
             try:
-                DType.of(array.dtype)
+                DType.of(array.dtype.name)  # pyright: ignore[reportUnknownMemberType]
             except UsageError:
                 return False
     return True
