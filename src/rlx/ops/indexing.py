@@ -385,7 +385,8 @@ class OneHot(Op):
             [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
         )
         positive = np.expand_dims(np.where(whole < 0, whole + depth, whole), axis)
-        return np.asarray(np.where(classes == positive, values[1], values[0]))
+        hit: Array = np.equal(classes, positive)
+        return np.where(hit, values[1], values[0])
 
     def decompose(self, indices: Value, values: Value) -> Value:
         """Return a selection by the comparison of indices with class numbers."""

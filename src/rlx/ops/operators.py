@@ -102,7 +102,7 @@ def _getitem(x: Value, key: Any) -> Value:
 def _line(item: Any, extent: Dim, x: Value) -> tuple[Dim, Dim, int]:
     """Return (start, size, step) of one index."""
     if isinstance(item, int | np.integer):
-        index = int(item)
+        index = int(cast("Any", item))
         if isinstance(extent, int) and not -extent <= index < extent:
             raise TypeRuleError(f"index {index} is outside an extent of {extent} of {x.type}")
         return (index + extent if index < 0 else index), 1, 1

@@ -42,7 +42,7 @@ def apply(function: Any, x: Any = X, shape: Any = None) -> Any:
         lambda x: x % 2,
         lambda x: x < 1,
         lambda x: x >= np.float32(3),
-        lambda x: np.float32(1) <= x.reshape(3, 2),  # noqa: SIM300
+        lambda x: np.float32(1) <= x.reshape(3, 2),
         lambda x: x + np.ones((2, 1), np.float32),
         lambda x: (x > 0) & ~(x > 3),
         lambda x: x[0],
