@@ -9,26 +9,33 @@ from itertools import product as cartesian
 
 import numpy as np
 
-from rlx.base.dims import Dim, floordiv, product
+from rlx.base.dims import Dim, product
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.op import Op
+from rlx.ops.conv import ConvTranspose
 from rlx.ops.spec import op
+from rlx.ops.windows import Pads, window_count
 
-__all__ = ["DepthwiseConv", "PackConv", "PackedConv", "Pads", "conv_extents", "packed_columns"]
+__all__ = [
+    "DepthwiseConv",
+    "PackConv",
+    "PackConvTranspose",
+    "PackedConv",
+    "PackedConvTranspose",
+    "packed_columns",
+    "phase_taps",
+    "phases",
+]
 
-Pads = tuple[tuple[Dim, Dim], ...]
 
-
-def conv_extents(
+def _extents(
     spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Pads
 ) -> tuple[Dim, ...]:
     """Return the output extents of a convolution, one per spatial axis."""
-    out: list[Dim] = []
-    for extent, k, stride, dilation, (before, after) in zip(spatial, kernel, strides, dilations, pads, strict=True):
-        out.append(floordiv(extent + before + after - (k - 1) * dilation - 1, stride) + 1)
-    return tuple(out)
+    axes = zip(spatial, pads, kernel, strides, dilations, strict=True)
+    return tuple(window_count(*axis) for axis in axes)
 
 
 def packed_columns(columns: int, lanes: int, width: int) -> int:
@@ -64,16 +71,30 @@ class PackConv(Op):
 
     def reference(self, w: Array) -> Array:  # noqa: D102
         columns = w.shape[0] // self.groups
-        depth = int(np.prod(w.shape[1:]))
-        padded = packed_columns(columns, self.lanes, self.width)
         # [groups, columns, channels, taps] -> [groups, taps, channels, columns]
-        split = w.reshape(self.groups, columns, w.shape[1], -1).transpose(0, 3, 2, 1).reshape(self.groups, depth, columns)
-        full = np.zeros((self.groups, depth, padded), w.dtype)
-        full[:, :, :columns] = split
-        panels = [
-            full[:, :, at : min(at + self.width, padded)].reshape(self.groups, -1) for at in range(0, padded, self.width)
-        ]
-        return np.concatenate(panels, axis=1) if panels else np.zeros((self.groups, 0), w.dtype)
+        split = w.reshape(self.groups, columns, w.shape[1], int(np.prod(w.shape[2:]))).transpose(0, 3, 2, 1)
+        return _pack(split, self.lanes, self.width)
+
+
+def _pack(matrix: Array, lanes: int, width: int) -> Array:
+    """[groups, taps, channels, columns] -> [groups, everything in panels]."""
+    groups, taps, channels, columns = matrix.shape
+    depth, padded = taps * channels, packed_columns(columns, lanes, width)
+    full = np.zeros((groups, depth, padded), matrix.dtype)
+    full[:, :, :columns] = matrix.reshape(groups, depth, columns)
+    panels = [full[:, :, at : min(at + width, padded)].reshape(groups, -1) for at in range(0, padded, width)]
+    return np.concatenate(panels, axis=1) if panels else np.zeros((groups, 0), matrix.dtype)
+
+
+def _unpack(packed: Array, taps: int, channels: int, columns: int, lanes: int, width: int) -> Array:
+    """Return the inverse of `_pack`."""
+    groups, depth, padded = packed.shape[0], taps * channels, packed_columns(columns, lanes, width)
+    parts = [
+        packed[:, at * depth : min(at + width, padded) * depth].reshape(groups, depth, min(width, padded - at))
+        for at in range(0, padded, width)
+    ]
+    full = np.concatenate(parts, axis=2) if parts else np.zeros((groups, depth, 0), packed.dtype)
+    return full[:, :, :columns].reshape(groups, taps, channels, columns)
 
 
 @dataclass(frozen=True)
@@ -93,12 +114,12 @@ class _Window(Op):
         """
         if x.rank != len(self.kernel) + 2:
             raise TypeRuleError(f"a kernel {self.kernel} does not fit {x} [N, *spatial, C]")
-        return conv_extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, self.pads)
+        return _extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, self.pads)
 
     def taps(self, x: Array) -> Iterator[tuple[int, Array]]:
         """Yield (tap, the part of the zero-padded x that it multiplies, one element per output point)."""
         pads = [(int(b), int(a)) for b, a in self.pads]
-        out = conv_extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, tuple(pads))
+        out = _extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, tuple(pads))
         padded = np.pad(x, [(0, 0), *((max(b, 0), max(a, 0)) for b, a in pads), (0, 0)])
         for number, tap in enumerate(cartesian(*map(range, self.kernel))):
             where = tuple(
@@ -139,14 +160,8 @@ class PackedConv(_Window):
 
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
         per_group = x.shape[-1] // self.groups
-        columns = self.columns // self.groups
-        padded = packed_columns(columns, self.lanes, self.width)
-        depth = per_group * int(np.prod(self.kernel))
-        parts = [
-            w[:, at * depth : min(at + self.width, padded) * depth].reshape(self.groups, depth, -1)
-            for at in range(0, padded, self.width)
-        ]
-        matrix = np.concatenate(parts, axis=2)[:, :, :columns].reshape(self.groups, -1, per_group, columns)
+        columns, count = self.columns // self.groups, int(np.prod(self.kernel))
+        matrix = _unpack(w, count, per_group, columns, self.lanes, self.width)
         total: Array | None = None
         for tap, seen in self.taps(x):
             split = seen.reshape(*seen.shape[:-1], self.groups, per_group)
@@ -184,3 +199,111 @@ class DepthwiseConv(_Window):
         return total
 
 
+
+
+def phase_taps(kernel: int, stride: int, dilation: int, phase: int) -> list[int]:
+    """Return the taps that reach output positions p with (p + before) % stride == phase, the last one first.
+
+    Read in this order they walk the input forward, `dilation / gcd(stride, dilation)` elements apart.
+    """
+    return [t for t in reversed(range(kernel)) if (t * dilation - phase) % stride == 0]
+
+
+def phases(strides: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the phases of a transposed convolution in the order of its packed weights."""
+    return list(cartesian(*map(range, strides)))
+
+
+@op("cpu.pack_conv_transpose")
+@dataclass(frozen=True)
+class PackConvTranspose(Op):
+    """w [C, O / groups, *kernel] -> the weights of one phase in panels, as `PackConv` lays them out.
+
+    Attributes:
+        groups: of the transposed convolution.
+        strides: of it.
+        dilations: of it.
+        phase: remainder of (output position + padding before) by the stride, per spatial axis.
+        lanes: elements of a vector.
+        width: columns of a panel, a multiple of `lanes`.
+    """
+
+    operands = ("w",)
+    groups: int
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    phase: tuple[int, ...]
+    lanes: int
+    width: int
+
+    def _taps(self, kernel: Sequence[int]) -> list[list[int]]:
+        axes = zip(kernel, self.strides, self.dilations, self.phase, strict=True)
+        return [phase_taps(*axis) for axis in axes]
+
+    def infer(self, w: TensorType) -> TensorType:  # noqa: D102
+        if w.rank != len(self.phase) + 2 or not w.is_static or int(w.shape[0]) % self.groups:
+            raise TypeRuleError(f"packs static weights [C, O / groups, *kernel] with C % {self.groups} == 0, not {w}")
+        channels, columns, *kernel = (int(d) for d in w.shape)
+        depth = channels // self.groups * int(np.prod([len(t) for t in self._taps(kernel)]))
+        return w.with_shape((self.groups, depth * packed_columns(columns, self.lanes, self.width)))
+
+    def reference(self, w: Array) -> Array:  # noqa: D102
+        taps = self._taps(w.shape[2:])
+        part = w[np.ix_(range(w.shape[0]), range(w.shape[1]), *taps)]
+        channels, columns = w.shape[0] // self.groups, w.shape[1]
+        count = int(np.prod([len(t) for t in taps]))
+        # [groups, channels, columns, taps] -> [groups, taps, channels, columns]
+        split = part.reshape(self.groups, channels, columns, count).transpose(0, 3, 1, 2)
+        return _pack(split, self.lanes, self.width)
+
+
+@op("cpu.packed_conv_transpose")
+@dataclass(frozen=True)
+class PackedConvTranspose(Op):
+    """Transposed convolution of x [N, *spatial, C] with the packed weights of each phase -> [N, *out, columns].
+
+    Attributes:
+        kernel: taps per spatial axis, of all phases together.
+        strides: distance of neighbouring elements of x in the result.
+        dilations: distance of the taps.
+        pads: (before, after): elements cut off the full result.
+        output_padding: elements added at its end before.
+        groups: channel groups.
+        columns: output channels.
+        lanes: of the packed weights.
+        width: of the packed weights.
+    """
+
+    operands = ("x", "w*")
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: Pads
+    output_padding: tuple[int, ...]
+    groups: int
+    columns: int
+    lanes: int
+    width: int
+
+    def infer(self, x: TensorType, *weights: TensorType) -> TensorType:  # noqa: D102
+        if len(weights) != int(np.prod(self.strides)) or x.rank != len(self.kernel) + 2:
+            raise TypeRuleError(f"{x} and {len(weights)} phases do not fit strides {self.strides}")
+        out: list[Dim] = []
+        for axis, extent in enumerate(x.shape[1:-1]):
+            span = (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            before, after = self.pads[axis]
+            out.append(self.strides[axis] * (extent - 1) + span + self.output_padding[axis] - before - after)
+        return x.with_shape((x.shape[0], *out, self.columns))
+
+    def reference(self, x: Array, *weights: Array) -> Array:  # noqa: D102
+        channels, columns = x.shape[-1] // self.groups, self.columns // self.groups
+        w = np.zeros((x.shape[-1], columns, *self.kernel), x.dtype)
+        for phase, packed in zip(phases(self.strides), weights, strict=True):
+            axes = zip(self.kernel, self.strides, self.dilations, phase, strict=True)
+            taps = [phase_taps(*axis) for axis in axes]
+            counts = [len(t) for t in taps]
+            split = _unpack(packed, int(np.prod(counts)), channels, columns, self.lanes, self.width)
+            part = split.transpose(0, 2, 3, 1).reshape(x.shape[-1], columns, *counts)
+            w[np.ix_(range(x.shape[-1]), range(columns), *taps)] = part
+        whole = ConvTranspose(self.strides, self.dilations, self.pads, self.output_padding, self.groups, "nhwc")
+        return whole.reference(x, w)

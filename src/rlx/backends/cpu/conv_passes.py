@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from rlx.backends.cpu.conv_ops import DepthwiseConv, PackConv, PackedConv
+from rlx.backends.cpu.conv_ops import (
+    DepthwiseConv,
+    PackConv,
+    PackConvTranspose,
+    PackedConv,
+    PackedConvTranspose,
+    phases,
+)
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import conv_width
 from rlx.backends.cpu.kernels.matmul import panel_width
@@ -17,7 +24,7 @@ from rlx.expr.body import Body, BodyBuilder
 from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
-from rlx.ops.conv import Conv
+from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.movement import Reshape, Transpose
 from rlx.ops.region import WithEpilogue
 from rlx.passes.manager import PassContext
@@ -30,7 +37,8 @@ class PackConvolutions:
     """conv[nhwc](x, w, bias) -> with_epilogue{packed_conv, +bias, ...}(x, pack_conv(w), bias, ...). Exact.
 
     Where each output channel reads one input channel it becomes a depthwise convolution; a single pixel with a 1x1
-    kernel becomes a matrix product. The bias becomes the first step of the epilogue.
+    kernel becomes a matrix product. A transposed convolution gets the weights of each of its phases. The bias becomes
+    the first step of the epilogue.
     """
 
     isa: Isa
@@ -42,11 +50,11 @@ class PackConvolutions:
         rewriter = Rewriter(graph.facts)
         for node in list(graph.block.walk()):
             anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
-            if isinstance(anchor, Conv) and anchor.layout == "nhwc":
+            if isinstance(anchor, Conv | ConvTranspose) and anchor.layout == "nhwc":
                 self._conv(rewriter, node, anchor)
         return rewriter.changed
 
-    def _conv(self, rewriter: Rewriter, node: Node, op: Conv) -> None:
+    def _conv(self, rewriter: Rewriter, node: Node, op: Conv | ConvTranspose) -> None:
         x, w = node.operands[:2]
         assert x is not None
         assert w is not None
@@ -54,8 +62,13 @@ class PackConvolutions:
         if x.type.dtype not in (DType.F32, DType.F64) or not w.type.is_static or not isinstance(channels, int):
             return
         builder = rewriter.before(node)
-        packed, weights = self._packed(builder, op, x, w)
-        _replace(rewriter, node, packed, (x, weights), node.operands[2] if len(node.operands) > 2 else None)
+        if isinstance(op, Conv):
+            packed, weights = self._packed(builder, op, x, w)
+            operands = (x, weights)
+        else:
+            packed, parts = self._phases(builder, op, x, w)
+            operands = (x, *parts)
+        _replace(rewriter, node, packed, operands, node.operands[2] if len(node.operands) > 2 else None)
 
     def _packed(self, builder: Builder, op: Conv, x: Value, w: Value) -> tuple[Op, Value]:
         """Return the private operator and its weights."""
@@ -73,6 +86,18 @@ class PackConvolutions:
         width = conv_width(self.isa) * lanes
         weights = builder.emit_one(PackConv(op.groups, lanes, width), w)
         return PackedConv(*window, op.groups, columns, lanes, width), weights
+
+    def _phases(self, builder: Builder, op: ConvTranspose, x: Value, w: Value) -> tuple[Op, list[Value]]:
+        """Return the private operator of a transposed convolution and the weights of its phases."""
+        shape = tuple(int(d) for d in w.type.shape)
+        lanes = self.isa.lanes(x.type.dtype)
+        layout = (lanes, conv_width(self.isa) * lanes)
+        weights = [
+            builder.emit_one(PackConvTranspose(op.groups, op.strides, op.dilations, phase, *layout), w)
+            for phase in phases(op.strides)
+        ]
+        window = (shape[2:], op.strides, op.dilations, op.pads, op.output_padding)
+        return PackedConvTranspose(*window, op.groups, shape[1] * op.groups, *layout), weights
 
 
 def _is_plain(op: Conv) -> bool:

@@ -10,12 +10,15 @@ from typing import Any, ClassVar
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.matmul import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
+from rlx.backends.cpu.rnn_passes import SplitRecurrent
 from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ops.matmul import MatMul
 from rlx.ops.region import WithEpilogue
+from rlx.passes.fuse import FormRegions
+from rlx.passes.hoist import Hoist
 from rlx.passes.manager import Entry, PassContext
 
 __all__ = ["PackMatMul", "cpu_passes"]
@@ -59,4 +62,9 @@ class PackMatMul:
 
 def cpu_passes(isa: Isa) -> Sequence[Any]:
     """Return the backend's own passes in order."""
-    return (Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),)
+    return (
+        Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
+        Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
+        Entry(FormRegions(), "so are weights that come at run time, per call"),
+        Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),
+    )
