@@ -143,11 +143,9 @@ class Context:
     def threads(self, threads: int) -> None:
         if threads < 1:
             raise UsageError(f"threads must be at least 1 (the caller), not {threads}")
-        self._scratch = aligned_bytes(threads * self._scratch_stride, 128)
-        if threads > 1:
-            self._pool = self._chosen_pool or shared_pool()
-        else:
-            self._pool = None
+        self._pool = (self._chosen_pool or shared_pool()) if threads > 1 else None
+        participants = 1 if self._pool is None else min(threads, self._pool.capacity)
+        self._scratch = aligned_bytes(participants * self._scratch_stride, 128)
         self._words[CTX.SCRATCH] = self._scratch.ctypes.data
         self._words[CTX.SCRATCH_STRIDE] = self._scratch_stride
         self._words[CTX.POOL] = 0 if self._pool is None else self._pool.address

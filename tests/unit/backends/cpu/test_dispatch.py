@@ -463,6 +463,27 @@ def test_different_kernels_in_quick_succession_do_not_mix(
     assert not tids[3:].any()
 
 
+def test_a_context_survives_a_fork(
+    native_kernels: Mapping[str, int], pools: Callable[[int], Pool]
+) -> None:
+    table = ThunkTable()
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.end()
+    ctx = context(table, dims=[33], threads=3, pool=pools(3))
+    counted = cells(ctx)
+
+    def runs(times: int) -> bool:
+        good = ctx.run() is DONE and pools(3).running and pools(3).participants == 3
+        return good and bool((counted[:33] == times).all())
+
+    assert runs(1)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if runs(2) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert runs(2)
+
+
 def generation(pool: Pool) -> int:
     return ctypes.c_int64.from_address(pool.address).value
 
