@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -385,8 +385,8 @@ class OneHot(Op):
             [-1 if i == axis else 1 for i in range(indices.ndim + 1)]
         )
         positive = np.expand_dims(np.where(whole < 0, whole + depth, whole), axis)
-        hit: Array = np.equal(classes, positive)
-        return np.where(hit, values[1], values[0])
+        off, on = cast("tuple[Array, Array]", (values[0], values[1]))
+        return np.where(np.equal(classes, positive), on, off)
 
     def decompose(self, indices: Value, values: Value) -> Value:
         """Return a selection by the comparison of indices with class numbers."""

@@ -10,13 +10,13 @@ import numpy as np
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
-from rlx.base.types import Shape, TensorType
+from rlx.base.types import Shape, TensorType, broadcast_shapes
 from rlx.expr.body import Body, parse_body
 from rlx.expr.evaluate import evaluate_body
 from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.op import Op
 from rlx.ir.text import attribute_form
-from rlx.ops.spec import op
+from rlx.ops.spec import ElementwiseOp, op
 
 __all__ = ["Region", "WithEpilogue"]
 
@@ -108,6 +108,16 @@ class Region(Op):
             np.asarray(np.broadcast_to(value, row if self.row_axes and uniform[r] else shape), order="C")
             for value, r in zip(results, self.body.results, strict=True)
         )
+
+
+def _region_of(self: ElementwiseOp, *types: TensorType) -> Region:
+    """Return an elementwise operator as a region over its broadcast shape."""
+    shape = broadcast_shapes(*(t.shape for t in types))
+    return Region(self.body(*(t.dtype for t in types)), shape)
+
+
+# The declaration's module cannot name `Region`, whose own declaration needs that module.
+ElementwiseOp.region = _region_of
 
 
 def _divides(body: Body) -> bool:

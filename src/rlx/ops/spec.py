@@ -126,7 +126,9 @@ def operands(count: int, first: str = "x") -> tuple[str, ...]:
 class ElementwiseOp(Op):
     """Base of operators that compute one element from one element of each operand, with NumPy broadcasting."""
 
-    decl: ClassVar[ElementwiseDecl]
+    decl: ClassVar[ElementwiseDecl[Any]]
+    region: ClassVar[Callable[..., Any]]
+    """Returns the operator as a `Region` over its broadcast shape; set by `rlx.ops.region`."""
 
     def body(self, *dtypes: DType) -> Body:
         """Return what is computed per element, for operand dtypes."""
@@ -146,12 +148,6 @@ class ElementwiseOp(Op):
 
     def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
         return any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types))
-
-    def region(self, *types: TensorType) -> Any:
-        """Return the operator as a `Region` over its broadcast shape."""
-        from rlx.ops.region import Region  # noqa: PLC0415  (which is itself declared with this module)
-
-        return Region(self.body(*(t.dtype for t in types)), broadcast_shapes(*(t.shape for t in types)))
 
     def _instrs(self, types: Sequence[TensorType]) -> Iterable[Any]:
         return self.body(*(t.dtype for t in types)).instrs
