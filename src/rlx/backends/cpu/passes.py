@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.matmul import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
@@ -67,4 +68,5 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
         Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
         Entry(FormRegions(), "so are weights that come at run time, per call"),
         Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),
+        Entry(PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"),
     )
