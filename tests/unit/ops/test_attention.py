@@ -165,7 +165,11 @@ def test_symbolic_lengths() -> None:
         graph.set_outputs({"y": y, "z": op.decompose(q, k, v)})
     assert y.type.shape == (1, 4, s, 8)
     for queries, keys in ((1, 1), (3, 7), (5, 2)):
-        given = {"q": _normal(1, 4, queries, 8), "k": _normal(1, 2, keys, 8), "v": _normal(1, 2, keys, 8)}
+        given = {
+            "q": _normal(1, 4, queries, 8),
+            "k": _normal(1, 2, keys, 8),
+            "v": _normal(1, 2, keys, 8),
+        }
         found = evaluate(graph, given)
         want = _direct(given["q"], given["k"], given["v"], None, op)
         np.testing.assert_allclose(found["y"], want, rtol=1e-4, atol=1e-5)

@@ -36,7 +36,9 @@ def _direct_conv(x: Array, w: Array, b: Array | None, op: Conv) -> Array:
         total = 0.0 if b is None else float(b[o])
         first = (o // (filters // groups)) * per_group
         for c, *t in np.ndindex(*w.shape[1:]):
-            at = [p[a] * op.strides[a] + t[a] * op.dilations[a] - op.pads[a][0] for a in range(rank)]
+            at = [
+                p[a] * op.strides[a] + t[a] * op.dilations[a] - op.pads[a][0] for a in range(rank)
+            ]
             if all(0 <= at[a] < x.shape[2 + a] for a in range(rank)):
                 total += float(x[(n, first + c, *at)]) * float(w[(o, c, *t)])
         y[(n, o, *p)] = total
@@ -73,7 +75,9 @@ def _normal(*shape: int) -> Array:
     return np.asarray(np.random.default_rng(sum(shape)).standard_normal(shape), np.float32)
 
 
-GRID = list(product(((1, 1), (2, 3)), ((1, 1), (2, 1)), ([(0, 0), (0, 0)], [(2, 1), (0, 3)]), (1, 2, 4)))
+GRID = list(
+    product(((1, 1), (2, 3)), ((1, 1), (2, 1)), ([(0, 0), (0, 0)], [(2, 1), (0, 3)]), (1, 2, 4))
+)
 
 
 @pytest.mark.parametrize(("strides", "dilations", "pads", "groups"), GRID)

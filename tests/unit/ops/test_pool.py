@@ -27,7 +27,10 @@ def _direct(x: Array, op: Pool) -> Array:
         values: list[float] = []
         count = 0
         for t in np.ndindex(*op.kernel):
-            at = [p[a] * op.strides[a] + t[a] * op.dilations[a] - int(op.pads[a][0]) for a in range(rank)]
+            at = [
+                p[a] * op.strides[a] + t[a] * op.dilations[a] - int(op.pads[a][0])
+                for a in range(rank)
+            ]
             if all(0 <= at[a] < x.shape[2 + a] for a in range(rank)):
                 values.append(float(x[(n, c, *at)]))
             in_pads = (

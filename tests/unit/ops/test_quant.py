@@ -128,7 +128,9 @@ def test_fp8(to: str, largest: float) -> None:
 
 
 def test_integers_of_32_bits() -> None:
-    (y,) = run_op(QuantizeLinear(), [np.array([5, 300, -7], np.int32), np.array(2, np.float32), None])
+    (y,) = run_op(
+        QuantizeLinear(), [np.array([5, 300, -7], np.int32), np.array(2, np.float32), None]
+    )
     np.testing.assert_array_equal(y, [2, 150, 0])
     x = np.array([2**24 + 1, -5], np.int32)
     np.testing.assert_array_equal(_dequantize(x, ONE), [2.0**24, -5])
@@ -151,7 +153,9 @@ def test_per_axis_decomposes_to_a_region_with_symbols() -> None:
         found = op.decompose(x, scale)
         assert found is not None
         graph.set_outputs({"y": emit_one(op, x, scale, None), "z": found})
-    (plain,) = [o for node in graph.block if isinstance(o := node.op, QuantizeLinear) and o.axis is None]
+    (plain,) = [
+        o for node in graph.block if isinstance(o := node.op, QuantizeLinear) and o.axis is None
+    ]
     types = [TensorType(DType.F32, (n, 3, 2)), TensorType(DType.F32, (1, 3, 1))]
     region = plain.region(*types)
     assert region is not None
