@@ -92,17 +92,20 @@ def _cumsum_kernel(isa: Isa, dtype: DType, lanes: int, exclusive: bool, reverse:
         # Sums of floats are kept in f64 and rounded where they are written.
         wide = DType.F64 if dtype.is_float else dtype
         zero = k.const(0, register_type(wide, lanes))
+        # -0 + x is x for every x, so a first element of -0 stays what it is.
+        nothing = k.const(-0.0, zero.type) if dtype.is_float else zero
         kind = memory_type(dtype)
         with lines.range() as groups:
             outer, first, left = lines.place(groups.index)
             mask = k.tail_mask(left, vec(kind, lanes)) if lanes else None
             start = outer * lines.n * lines.inner + first
-            with k.loop(0, lines.n, carry=[zero]) as loop:
+            with k.loop(0, lines.n, carry=[nothing]) as loop:
                 step = lines.n - 1 - loop.index if reverse else loop.index
                 at = start + step * lines.inner
                 value = cast(k, load_value(k, dtype, k.slot(0), at, lanes, mask), dtype.compute, wide)
                 total = loop.carry[0] + value
-                out = cast(k, loop.carry[0] if exclusive else total, wide, dtype.compute)
+                so_far = k.select(loop.index.eq(0), zero, loop.carry[0]) if exclusive else total
+                out = cast(k, so_far, wide, dtype.compute)
                 store_value(k, dtype, out, k.slot(1), at, mask)
                 loop.next(total)
     return finish(module)
