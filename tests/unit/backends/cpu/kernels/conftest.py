@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,21 @@ from rlx.kernel.schedule import schedule
 
 _NO_ERROR = (1 << 63) - 1
 _SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+
+
+_PAGE = mmap.PAGESIZE
+_LIBC = ctypes.CDLL(None)
+_LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+
+
+def _guarded(nbytes: int) -> Array:
+    """Return bytes that end where no access is allowed: a read or write behind them ends the process."""
+    size = -(-nbytes // _PAGE) * _PAGE
+    block = np.frombuffer(mmap.mmap(-1, size + _PAGE), np.uint8)
+    assert _LIBC.mprotect(block.ctypes.data + size, _PAGE, 0) == 0
+    out = block[size - nbytes : size]
+    out[:] = 0xFF  # as floats NaN: shows what is read before it is written
+    return out
 
 
 class LoweredGraph:
@@ -56,14 +72,12 @@ class LoweredGraph:
     ) -> dict[str, Array]:
         buffers: list[Array] = []
         for slot in self.program.slots:
-            size = evaluate(slot.nbytes, env)
-            # Garbage around and in every buffer shows what is read before it is written.
-            buffers.append(np.full(size + 64, 0xFF, np.uint8)[:size])
+            buffers.append(_guarded(evaluate(slot.nbytes, env)))
         for index, value in zip(self.program.inputs, self.graph.inputs, strict=True):
-            buffers[index] = np.frombuffer(bytearray(np.ascontiguousarray(inputs[value.name]).tobytes()), np.uint8)
+            buffers[index][:] = np.frombuffer(inputs[value.name].tobytes(), np.uint8)
         for index, value in self.program.weights.items():
             data = params[value.name] if value.producer is None else value.producer.op.data.array  # pyright: ignore
-            buffers[index] = np.frombuffer(bytearray(np.ascontiguousarray(data).tobytes()), np.uint8)
+            buffers[index][:] = np.frombuffer(data.tobytes(), np.uint8)
         for thunk in self.program.thunks:
             if thunk.kind is ThunkKind.BIND:
                 target, root, offset, factor = thunk.args
@@ -97,7 +111,7 @@ class LoweredGraph:
         pointers = np.array([b.ctypes.data for b in buffers], np.uint64)
         dim_table = np.array([*dims, 0], np.int64)
         arg_table = np.array(args, np.int64)
-        scratch = np.full(evaluate(thunk.scratch, env) + 64, 0xFF, np.uint8)
+        scratch = _guarded(-(-evaluate(thunk.scratch, env) // 64) * 64)
         ctx = np.zeros(16, np.uint64)
         ctx[CTX.SLOTS], ctx[CTX.DIMS] = pointers.ctypes.data, dim_table.ctypes.data
         ctx[CTX.SCRATCH], ctx[CTX.SCRATCH_STRIDE] = scratch.ctypes.data, scratch.size
