@@ -11,12 +11,10 @@ from rlx.api.graph import Graph
 from rlx.backends.protocol import Backend, CompileOptions
 from rlx.backends.registry import backend_names, get_backend
 from rlx.base.diagnostics import did_you_mean
-from rlx.base.dims import Dim, symbols_of
+from rlx.base.dims import symbols_of
 from rlx.base.errors import DeviceError, UsageError
 from rlx.base.target import Target
-from rlx.ir.clone import clone_graph
-from rlx.ir.graph import Graph as IrGraph
-from rlx.runtime.executable import Executable, Source
+from rlx.runtime.executable import Executable, graph_source
 
 __all__ = ["Device", "compile", "devices", "load"]
 
@@ -92,15 +90,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     bounds = _checked_dims(dims)
     names = {s for v in ir.inputs for d in v.type.shape for s in symbols_of(d)}
     _check_names(bounds, names, ir.name)
-
-    def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> IrGraph:
-        replaced: dict[str, Dim] = dict(fixed)
-        copied = clone_graph(ir, replaced)
-        copied.facts.hints = dict(hints)
-        return copied
-
-    inputs = [(v.name, v.type.dtype, v.type.shape) for v in ir.inputs]
-    return Executable(Source(ir.name, inputs, build, bounds), backend, target, options)
+    return Executable(graph_source(ir, bounds), backend, target, options)
 
 
 def _choose(

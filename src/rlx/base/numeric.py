@@ -71,7 +71,7 @@ def _round_once(x: Array, to: DType) -> Array:
     wide = x.astype(np.float64)
     if x.dtype.kind in "iu" and x.dtype.itemsize == 8:
         exact = wide.astype(object) if x.size == 0 else np.vectorize(int, otypes=[object])(wide)
-        error = x.astype(object) - exact
+        error = np.asarray(x.astype(object) - exact)  # of rank 0 it would be a plain int
         wide = _to_odd(wide, np.sign(error.astype(np.float64)))
     narrow = wide.astype(np.float32)
     back = narrow.astype(np.float64)

@@ -370,11 +370,11 @@ class ConvTranspose(Op):
             max(0, s * (e - 1) + window_span(k, d))
             for e, k, s, d in zip(space, kernel, self.strides, self.dilations, strict=True)
         )
-        weights = w.reshape(g, w.shape[0] // g, -1).swapaxes(1, 2)
+        weights = w.reshape(g, w.shape[0] // g, prod(w.shape[1:])).swapaxes(1, 2)
         y = np.zeros((n, filters, *full), x.dtype)
         with np.errstate(all="ignore"):
             for sample in range(n):
-                columns = array_matmul(weights, x[sample].reshape(g, -1, prod(space)))
+                columns = array_matmul(weights, x[sample].reshape(g, x.shape[1] // g, prod(space)))
                 columns = columns.reshape(filters, *kernel, *space)
                 for tap in taps(kernel):
                     where = tap_slices(tap, space, self.strides, self.dilations)

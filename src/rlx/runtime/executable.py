@@ -19,10 +19,11 @@ from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.target import Target
+from rlx.ir.clone import clone_graph
 from rlx.ir.graph import Graph
 from rlx.runtime.compile import Program, compile_graph
 
-__all__ = ["Executable", "Source", "TensorSpec"]
+__all__ = ["Executable", "Source", "TensorSpec", "graph_source"]
 
 _LOG = getLogger("rlx")
 _MAX_VARIANTS = 8
@@ -56,6 +57,23 @@ class Source:
     inputs: list[tuple[str, DType, tuple[Dim, ...]]]
     build: Callable[[Mapping[str, int], Mapping[str, int]], Graph]
     uppers: dict[str, int]
+
+
+def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
+    """Return a graph, which stays untouched, as a source of programs.
+
+    Args:
+        graph: what every program is a copy of.
+        uppers: bounds of symbols.
+    """
+
+    def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
+        copied = clone_graph(graph, dict(fixed))
+        copied.facts.hints = dict(hints)
+        return copied
+
+    inputs = [(v.name, v.type.dtype, v.type.shape) for v in graph.inputs]
+    return Source(graph.name, inputs, build, dict(uppers or {}))
 
 
 @dataclass
