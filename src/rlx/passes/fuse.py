@@ -16,6 +16,7 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
 from rlx.expr.body import Body, BodyBuilder, Scalar
+from rlx.expr.table import TABLE
 from rlx.expr.index import AxisMap, IndexMap, broadcast_map
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Block, Graph, Node, Value
@@ -29,7 +30,8 @@ _CHEAP = frozenset(
     | {"eq", "ne", "lt", "le", "gt", "ge", "fma", "floor", "ceil", "round", "trunc", "isnan", "isinf"}
 )
 _MAX_OPERANDS = 16
-_MAX_INSTRS = 160
+_MAX_INSTRS = 40
+_MAX_ROW_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,8 @@ class _Merger:
                 return "its value is read before the consumer"
             if any(u not in self.order for u in others):
                 return "its value is read in another block"
+        if _row_steps(first.body) + _row_steps(second.body) > _MAX_ROW_STEPS:
+            return f"more than {_MAX_ROW_STEPS} reductions along the rows"
         if len(first.body.instrs) + len(second.body.instrs) > _MAX_INSTRS:
             return f"more than {_MAX_INSTRS} instructions"
         if len(set(producer.operands) | set(consumer.operands)) - 1 > _MAX_OPERANDS:
@@ -212,6 +216,10 @@ class _Merged:
     operands: list[Value]
     types: list[TensorType]
     kept: list[int]
+
+
+def _row_steps(body: Body) -> int:
+    return sum(TABLE[i.op].is_row for i in body.instrs)
 
 
 def _only_moves(body: Body) -> bool:

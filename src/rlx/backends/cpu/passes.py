@@ -25,6 +25,10 @@ from rlx.passes.manager import Entry, PassContext
 __all__ = ["PackMatMul", "cpu_passes"]
 
 
+def _anchor(node: Node) -> type[Op]:
+    return type(node.op.anchor if isinstance(node.op, WithEpilogue) else node.op)
+
+
 @dataclass(frozen=True)
 class PackMatMul:
     """matmul(x, w) -> packed_matmul(x, pack_panels(w)) for a weight matrix w, also inside an epilogue. Exact."""
@@ -38,8 +42,7 @@ class PackMatMul:
         rewriter = Rewriter(graph.facts)
         weights = graph.param_values()
         for node in list(graph.block.walk()):
-            anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
-            if isinstance(anchor, MatMul) and node.operands[1] in weights:
+            if _anchor(node) is MatMul and node.operands[1] in weights:
                 self._pack(rewriter, node)
         return rewriter.changed
 

@@ -10,20 +10,20 @@ never packed. Two rows walk 2 panels and one row walks 4 panels at once, which g
 many memory streams. Each element is one chain of FMAs over k in order, so a row's result does not depend on how many
 rows there are, on chunks or on threads.
 
-The epilogue runs on a finished tile: inline when it is cheap, else through a small function over the tile so that its
-code exists once.
+Micro-kernels write raw sums: into the result where there is no epilogue, else into a tile-sized buffer that a second
+function finishes, so the code of an epilogue exists once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
-from rlx.backends.cpu.emit import emit_body, load_value, store_value
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
 from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.backends.cpu.ops import PackedMatMul
@@ -31,17 +31,15 @@ from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
 from rlx.base.types import Shape
-from rlx.expr.body import Body
-from rlx.ir.graph import Node, Value as GraphValue
+from rlx.ir.graph import Node
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.matmul import MatMul
 
-__all__ = ["Extra", "Tile", "extra_kinds", "panel_width", "tile_shape"]
+__all__ = ["Tile", "panel_width", "tile_shape"]
 
 _ROW_TILES_PER_CHUNK = 16
 _FLOPS_PER_CHUNK = 6_000_000
-_CHEAP_BODY = 6
 _PREFETCH_BYTES = 1024
 
 
@@ -64,62 +62,20 @@ def panel_width(isa: Isa, dtype: DType) -> int:
 
 
 @dataclass(frozen=True)
-class Extra:
-    """A further operand of an epilogue.
-
-    Attributes:
-        kind: `full` (the shape of the result), `column` (one per column), `row` (one per row), or `one`.
-        dtype: of its elements.
-    """
-
-    kind: str
-    dtype: DType
-
-
-def extra_kinds(result: Shape, extras: Sequence[GraphValue]) -> tuple[Extra, ...] | None:
-    """Classify epilogue operands against the result's shape; None if one is of no kind."""
-    facts = current_facts()
-    out: list[Extra] = []
-    for value in extras:
-        shape = value.type.shape
-        if all(d == 1 for d in shape):
-            kind = "one"
-        elif len(shape) == len(result) and all(facts.equal(a, b) is True for a, b in zip(shape, result, strict=True)):
-            kind = "full"
-        elif all(d == 1 for d in shape[:-1]) and facts.equal(shape[-1], result[-1]) is True:
-            kind = "column"
-        elif (
-            len(shape) == len(result)
-            and shape[-1] == 1
-            and all(facts.equal(a, b) is True for a, b in zip(shape[:-1], result[:-1], strict=True))
-        ):
-            kind = "row"
-        else:
-            return None
-        out.append(Extra(kind, value.type.dtype))
-    return tuple(out)
-
-
-@dataclass(frozen=True)
 class _Spec:
-    """What a matmul kernel is specialised on; None extents come from the dims table."""
+    """What a matmul kernel is specialised on. Extents are not: dynamic ones measured just as fast."""
 
-    dtype: DType
-    k: int | None
-    n: int | None
-    body: Body | None
-    extras: tuple[Extra, ...]
-    result: DType
+    finish: Finish
     batch_axes: int = 0
 
     @property
-    def expensive(self) -> bool:
-        """Whether the epilogue should exist once as a function instead of inline per accumulator."""
-        return self.body is not None and len(self.body.instrs) > _CHEAP_BODY
+    def dtype(self) -> DType:
+        """Of both operands."""
+        return self.finish.dtype
 
 
 class _Emitter:
-    """Emits the functions of one kernel."""
+    """Emits the functions of one kernel: micro-kernels that leave raw sums, and one that finishes a tile of them."""
 
     def __init__(self, module: Module, spec: _Spec) -> None:
         self.module = module
@@ -130,163 +86,117 @@ class _Emitter:
         self.width = self.tile.vectors * self.lanes
         self.vector: Type = vec(scalar_type(spec.dtype), self.lanes)
         self.scalar: Type = scalar_type(spec.dtype)
-        self.epilogues: dict[bool, Function] = {}
-        self.micros: dict[tuple[int, int, bool], Function] = {}
-
-    # Every function takes: a, b, c, extras..., row, column, k, n (the last two ignored where static).
-
-    def params(self, *names: str) -> list[tuple[str, Type]]:
-        pointers = [*names, *(f"x{i}" for i in range(len(self.spec.extras)))]
-        return [*((p, PTR) for p in pointers), ("row", I64), ("col", I64), ("k", I64), ("n", I64)]
+        self.micros = {
+            (rows, panels): self._micro(rows, panels)
+            for rows in range(1, self.tile.rows + 1)
+            for panels in sorted({1, self.panels_for(rows)})
+        }
+        self.plain = spec.finish.body is None and spec.finish.result is spec.dtype
+        self.finishers = {masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain}
 
     def panels_for(self, rows: int) -> int:
         """How many panels a micro-kernel of that many rows walks at once."""
-        limit = {1: 4, 2: 2}.get(rows, 1)
-        return limit
+        return {1: 4, 2: 2}.get(rows, 1)
 
-    def micro(self, rows: int, panels: int, tail: bool) -> Function:
-        """Return the function that computes `rows` x (`panels` * width) results; `tail` masks the columns."""
-        key = (rows, panels, tail)
-        if key not in self.micros:
-            epilogue = self.epilogue(tail) if self.spec.expensive else None
-            with self.module.function(f"tile{rows}x{panels}{'t' if tail else ''}", self.params("a", "b", "c")) as f:
-                self._micro(f, rows, panels, tail, epilogue)
-            self.micros[key] = f
-        return self.micros[key]
+    def _micro(self, rows: int, panels: int) -> Function:
+        """Return the function that writes the sums of `rows` rows and `panels` panels.
 
-    def _micro(self, f: Function, rows: int, panels: int, tail: bool, epilogue: Function | None) -> None:
-        a, b, c, *rest = f.args
-        extras, (row, col, k_dyn, n_dyn) = rest[: len(self.spec.extras)], rest[len(self.spec.extras) :]
-        k = f.i64(self.spec.k) if self.spec.k is not None else k_dyn
-        acc = self._accumulate(f, a, b, k, rows, panels)
-        n = f.i64(self.spec.n) if self.spec.n is not None else n_dyn
-        for p in range(panels):
-            part = [acc[i][p * self.tile.vectors : (p + 1) * self.tile.vectors] for i in range(rows)]
-            at = col + p * self.width
-            if epilogue is None:
-                finisher = _Finisher(self, f, extras, n, tail, at)
-                for i in range(rows):
-                    finisher.row(part[i], c, row + i)
-            else:
-                buffer = f.alloca(self.scalar, rows * self.width)
-                for i in range(rows):
-                    for j, value in enumerate(part[i]):
-                        f.store(value, buffer, i * self.width + j * self.lanes)
-                count = f.i64(rows)
-                f.call(epilogue, buffer, c, *extras, row, at, count, n)
+        Row i of panel p goes to out + i * pitch + p * step, in elements.
+        """
+        params = [("a", PTR), ("b", PTR), ("out", PTR), ("pitch", I64), ("step", I64), ("k", I64)]
+        with self.module.function(f"tile{rows}x{panels}", params) as f:
+            a, b, out, pitch, step, k = f.args
+            for i, line in enumerate(self._accumulate(f, (a, b), k, rows, panels)):
+                for j, value in enumerate(line):
+                    p, start = divmod(j, self.tile.vectors)
+                    base = f.offset(out, pitch * i + step * p, self.scalar)
+                    f.store(value, base, start * self.lanes)
+        return f
 
     def _accumulate(
-        self, f: Function, a: Value, b: Value, k: Value, rows: int, panels: int
+        self, f: Function, operands: tuple[Value, Value], k: Value, rows: int, panels: int
     ) -> list[list[Value]]:
+        a, b = operands
         count = panels * self.tile.vectors
-        zero = f.const(0.0, self.vector)
-        flat = [zero] * (rows * count)
-        panel_stride = k * self.width  # elements from one panel to the next
-        static = self.spec.k
-        unroll = 4 if rows * count >= 12 else 8
-        if static is not None:
-            unroll = next(u for u in (unroll, 4, 2, 1) if static % u == 0) if static else 1
-        else:
-            unroll = 1
-        bases = [b if p == 0 else f.offset(b, panel_stride * p, self.scalar) for p in range(panels)]
-        with f.loop(0, k, unroll, carry=flat) as loop:
+        # Panels follow one another at a distance of k lines.
+        bases = [b if p == 0 else f.offset(b, k * (self.width * p), self.scalar) for p in range(panels)]
+        with f.loop(0, k, carry=[f.const(0.0, self.vector)] * (rows * count)) as loop:
             current = list(loop.carry)
             streams = [f.offset(base, loop.index * self.width, self.scalar) for base in bases]
             left = f.offset(a, loop.index, self.scalar)
-            for u in range(unroll):
-                columns = [
-                    f.load(self.vector, streams[p], u * self.width + j * self.lanes)
-                    for p in range(panels)
-                    for j in range(self.tile.vectors)
-                ]
-                if rows <= 4:
-                    for p in range(panels):
-                        self._prefetch(f, streams[p], u)
-                for i in range(rows):
-                    stride = i * static if static is not None else k * i
-                    factor = f.splat(f.load(self.scalar, f.offset(left, stride, self.scalar), u), self.lanes)
-                    for j in range(count):
-                        current[i * count + j] = f.fma(factor, columns[j], current[i * count + j])
+            columns = [
+                f.load(self.vector, stream, j * self.lanes) for stream in streams for j in range(self.tile.vectors)
+            ]
+            if rows <= 4:
+                for stream in streams:
+                    self._prefetch(f, stream)
+            for i in range(rows):
+                factor = f.splat(f.load(self.scalar, f.offset(left, k * i, self.scalar)), self.lanes)
+                for j in range(count):
+                    current[i * count + j] = f.fma(factor, columns[j], current[i * count + j])
             loop.next(*current)
         return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
 
-    def _prefetch(self, f: Function, stream: Value, step: int) -> None:
-        line = self.vector.itemsize * self.width
-        for start in range(0, line, 64):
-            f.prefetch(f.offset(stream, step * line + start + _PREFETCH_BYTES))
+    def _prefetch(self, f: Function, stream: Value) -> None:
+        for start in range(0, self.scalar.itemsize * self.width, 64):
+            f.prefetch(f.offset(stream, start + _PREFETCH_BYTES))
 
-    def epilogue(self, tail: bool) -> Function:
-        """Return the function that finishes a tile stored in a buffer, row by row."""
-        if tail not in self.epilogues:
-            params = self.params("tile", "c")
-            params[-2] = ("rows", I64)
-            with self.module.function(f"finish{'t' if tail else ''}", params) as f:
-                tile, c, *rest = f.args
-                extras, (row, col, rows, n_dyn) = rest[: len(self.spec.extras)], rest[len(self.spec.extras) :]
-                n = f.i64(self.spec.n) if self.spec.n is not None else n_dyn
-                finisher = _Finisher(self, f, extras, n, tail, col)
-                with f.loop(0, rows) as loop:
-                    base = f.offset(tile, loop.index * self.width, self.scalar)
-                    values = [f.load(self.vector, base, j * self.lanes) for j in range(self.tile.vectors)]
-                    finisher.row(values, c, row + loop.index)
-                    loop.next()
-            self.epilogues[tail] = f
-        return self.epilogues[tail]
+    def _finisher(self, masked: bool) -> Function:
+        """Return the function that applies the epilogue to a tile of sums and stores it."""
+        extras = [(f"x{i}", PTR) for i in range(len(self.spec.finish.extras))]
+        params = [("tile", PTR), ("out", PTR), *extras, *((name, I64) for name in ("row", "rows", "col", "n"))]
+        with self.module.function(f"finish{'t' if masked else ''}", params) as f:
+            tile, out, *pointers = f.args[:-4]
+            row, rows, col, n = f.args[-4:]
+            starts = range(0, self.width, self.lanes)
+            masks = [f.tail_mask(n - col - s, self.vector) if masked else None for s in starts]
+            finisher = Finisher(f, self.spec.finish, pointers, n, col, masks)
+            with f.loop(0, rows) as loop:
+                base = f.offset(tile, loop.index * self.width, self.scalar)
+                finisher.row([f.load(self.vector, base, s) for s in starts], out, row + loop.index)
+                loop.next()
+        return f
+
+    def run(self, k: Kernel, operands: _Operands, row: Value, panel: Value, shape: _Shape) -> None:
+        """Emit one tile: sums straight into the result where nothing else is to be done, else through a buffer."""
+        depth, n = operands.depth, operands.n
+        left = k.offset(operands.a, row * depth, self.scalar)
+        right = k.offset(operands.b, panel * depth * self.width, self.scalar)
+        col = panel * self.width
+        micro = self.micros[shape.rows, shape.panels]
+        if self.plain and not shape.tail:
+            k.call(micro, left, right, k.offset(operands.c, row * n + col, self.scalar), n, k.i64(self.width), depth)
+            return
+        step = shape.rows * self.width
+        k.call(micro, left, right, operands.buffer, k.i64(self.width), k.i64(step), depth)
+        for p in range(shape.panels):
+            tile = k.offset(operands.buffer, p * step, self.scalar)
+            at = col + p * self.width
+            k.call(
+                self.finishers[shape.tail], tile, operands.c, *operands.extras, row, k.i64(shape.rows), at, n
+            )
 
 
-class _Finisher:
-    """Applies the epilogue to one row of a panel and stores it."""
+@dataclass(frozen=True)
+class _Shape:
+    """One call of a micro-kernel: how many rows and panels, and whether the panel may be partial."""
 
-    def __init__(
-        self, emitter: _Emitter, f: Function, extras: Sequence[Value], n: Value, tail: bool, col: Value
-    ) -> None:
-        self.emitter = emitter
-        self.f = f
-        self.extras = extras
-        self.n = n
-        self.col = col
-        lanes = emitter.lanes
-        count = emitter.tile.vectors
-        self.masks: list[Value | None] = [None] * count
-        if tail:
-            self.masks = [f.tail_mask(n - col - j * lanes, vec(emitter.vector, lanes)) for j in range(count)]
-        self.shared: list[list[Value] | None] = []
-        for extra, pointer in zip(emitter.spec.extras, extras, strict=True):
-            if extra.kind == "column":
-                self.shared.append(
-                    [load_value(f, extra.dtype, pointer, col + j * lanes, lanes, self.masks[j]) for j in range(count)]
-                )
-            elif extra.kind == "one":
-                one = load_value(f, extra.dtype, pointer, f.i64(0), 0, None)
-                self.shared.append([f.splat(one, lanes)] * count)
-            else:
-                self.shared.append(None)
+    rows: int
+    panels: int
+    tail: bool = False
 
-    def row(self, values: Sequence[Value], c: Value, row: Value) -> None:
-        """Finish one row: `values` are its accumulators, stored from c[row, col]."""
-        f, spec, lanes = self.f, self.emitter.spec, self.emitter.lanes
-        start = row * self.n + self.col
-        row_values: dict[int, Value] = {}
-        for index, extra in enumerate(spec.extras):
-            if extra.kind == "row":
-                one = load_value(f, extra.dtype, self.extras[index], row, 0, None)
-                row_values[index] = f.splat(one, lanes)
-        for j, value in enumerate(values):
-            mask = self.masks[j]
-            at = start + j * lanes
-            result = value
-            if spec.body is not None:
-                inputs = [value]
-                for index, extra in enumerate(spec.extras):
-                    shared = self.shared[index]
-                    if shared is not None:
-                        inputs.append(shared[j])
-                    elif index in row_values:
-                        inputs.append(row_values[index])
-                    else:
-                        inputs.append(load_value(f, extra.dtype, self.extras[index], at, lanes, mask))
-                (result,) = emit_body(f, spec.body, inputs, lanes)
-            store_value(f, spec.result, result, c, at, mask)
+
+@dataclass(frozen=True)
+class _Operands:
+    """What all tiles of a chunk share: pointers, k, columns, and a buffer for one tile of sums."""
+
+    a: Value
+    b: Value
+    c: Value
+    extras: tuple[Value, ...]
+    depth: Value
+    n: Value
+    buffer: Value
 
 
 def _row_tiles(f: Function, m: Value, tile: int) -> tuple[Value, Value, Value]:
@@ -297,15 +207,24 @@ def _row_tiles(f: Function, m: Value, tile: int) -> tuple[Value, Value, Value]:
 
 
 def _tile_rows(
-    f: Function, emitter: _Emitter, call: Callable[[Value, int], None], first: Value, last: Value, m: Value
+    f: Function,
+    emitter: _Emitter,
+    call: Callable[[Value, int], None],
+    first: Value,
+    last: Value,
+    m: Value,
+    most: int | None = None,
 ) -> None:
-    """Emit: for every row tile in [first, last), `call(first row, rows)` with the tile's row count static."""
+    """Emit: for every row tile in [first, last), `call(first row, rows)` with the tile's row count static.
+
+    Tiles have at most `most` rows, or as many as the register tile.
+    """
     _, short, longer = _row_tiles(f, m, emitter.tile.rows)
     with f.loop(first, last) as loop:
         index = loop.index
         row = index * short + f.smin(index, longer)
         rows = short + f.zext(index < longer, I64)
-        for count in range(1, emitter.tile.rows + 1):
+        for count in range(1, (most or emitter.tile.rows) + 1):
             with f.if_(rows.eq(count)):
                 call(row, count)
         loop.next()
@@ -316,26 +235,19 @@ def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
     """Arguments: a, b, c, extras..., m, row blocks, column groups, k, n, then per batch axis (extent, a, b) strides."""
     module = Module(isa)
     emitter = _Emitter(module, spec)
-    count = len(spec.extras)
-    nargs = 3 + count + 5 + 3 * spec.batch_axes
-    for rows in range(1, emitter.tile.rows + 1):
-        for panels in {1, emitter.panels_for(rows)}:
-            emitter.micro(rows, panels, tail=False)
-        if spec.n is None or spec.n % emitter.width:
-            emitter.micro(rows, 1, tail=True)
-    form = "gemm" if spec.k is not None else "matmul"
-    with module.kernel(form, nargs) as k:
+    nargs = 3 + len(spec.finish.extras) + 5 + 3 * spec.batch_axes
+    with module.kernel("gemm", nargs) as k:
+        buffer = k.alloca(emitter.vector, emitter.tile.rows * emitter.tile.vectors)
         with k.loop(k.begin, k.end) as chunk:
-            _chunk(k, emitter, chunk.index, count)
+            _chunk(k, emitter, chunk.index, buffer)
             chunk.next()
     return finish(module)
 
 
-def _chunk(k: Kernel, emitter: _Emitter, index: Value, count: int) -> None:
-    spec = emitter.spec
+def _chunk(k: Kernel, emitter: _Emitter, index: Value, buffer: Value) -> None:
+    spec, count = emitter.spec, len(emitter.spec.finish.extras)
     m, blocks, groups = k.dim(3 + count), k.dim(4 + count), k.dim(5 + count)
-    depth = k.i64(spec.k) if spec.k is not None else k.dim(6 + count)
-    n = k.i64(spec.n) if spec.n is not None else k.dim(7 + count)
+    depth, n = k.dim(6 + count), k.dim(7 + count)
     a, b, c = k.slot(0), k.slot(1), k.slot(2)
     extras = [k.slot(3 + i) for i in range(count)]
     per_batch = blocks * groups
@@ -343,34 +255,28 @@ def _chunk(k: Kernel, emitter: _Emitter, index: Value, count: int) -> None:
     rest = index - batch * per_batch
     if spec.batch_axes:
         a, b = _batch_pointers(k, emitter, batch, a, b, 8 + count)
-        c = k.offset(c, batch * m * n, storage_type(spec.result))
+        c = k.offset(c, batch * m * n, storage_type(spec.finish.result))
         extras = [
             k.offset(x, batch * (m * n if e.kind == "full" else m), storage_type(e.dtype))
             if e.kind in ("full", "row")
             else x
-            for x, e in zip(extras, spec.extras, strict=True)
+            for x, e in zip(extras, spec.finish.extras, strict=True)
         ]
     group = _udiv(k, rest, blocks)
     block = rest - group * blocks
     tiles, _, _ = _row_tiles(k, m, emitter.tile.rows)
-    first, last = _share(k, tiles, block, blocks)
+    rows = (*_share(k, tiles, block, blocks), m)
     whole = _udiv(k, n, k.i64(emitter.width))
     panels = _udiv(k, n + (emitter.width - 1), k.i64(emitter.width))
     low, high = _share(k, panels, group, groups)
-    full_end = k.smin(high, whole)
-
-    def run(micro: Function, row: Value, panel: Value) -> None:
-        left = k.offset(a, row * depth, emitter.scalar)
-        right = k.offset(b, panel * depth * emitter.width, emitter.scalar)
-        k.call(micro, left, right, c, *extras, row, panel * emitter.width, depth, n)
-
-    _panels(k, emitter, run, (first, last, m), (low, full_end, high))
+    operands = _Operands(a, b, c, tuple(extras), depth, n, buffer)
+    _panels(k, emitter, operands, rows, (low, k.smin(high, whole), high))
 
 
 def _panels(
     k: Kernel,
     emitter: _Emitter,
-    run: Callable[[Function, Value, Value], None],
+    operands: _Operands,
     rows: tuple[Value, Value, Value],
     columns: tuple[Value, Value, Value],
 ) -> None:
@@ -378,43 +284,41 @@ def _panels(
     first, last, m = rows
     low, full_end, high = columns
     _, short, longer = _row_tiles(k, m, emitter.tile.rows)
+
+    def each_row(panel: Value, *, tail: bool) -> None:
+        def run(row: Value, count: int) -> None:
+            emitter.run(k, operands, row, panel, _Shape(count, 1, tail))
+
+        _tile_rows(k, emitter, run, first, last, m)
+
     # One or two rows walk several panels at once, so panels are the inner loop there.
     few = (short + k.zext(longer > 0, I64)) <= 2
     with k.if_else(few) as branch:
         with branch.then():
-            _tile_rows(k, emitter, lambda row, r: _many_panels(k, emitter, run, row, r, low, full_end), first, last, m)
+            _tile_rows(
+                k, emitter, lambda row, r: _many_panels(k, emitter, operands, row, r, low, full_end), first, last, m, 2
+            )
         with branch.otherwise():
             with k.loop(low, full_end) as loop:
-                panel = loop.index
-                _tile_rows(
-                    k, emitter, lambda row, r: run(emitter.micro(r, 1, tail=False), row, panel), first, last, m
-                )
+                each_row(loop.index, tail=False)
                 loop.next()
-    if emitter.spec.n is None or emitter.spec.n % emitter.width:
-        with k.loop(k.smax(low, full_end), high) as loop:
-            panel = loop.index
-            _tile_rows(k, emitter, lambda row, r: run(emitter.micro(r, 1, tail=True), row, panel), first, last, m)
-            loop.next()
+    with k.loop(k.smax(low, full_end), high) as loop:
+        each_row(loop.index, tail=True)
+        loop.next()
 
 
 def _many_panels(
-    k: Kernel,
-    emitter: _Emitter,
-    run: Callable[[Function, Value, Value], None],
-    row: Value,
-    rows: int,
-    low: Value,
-    high: Value,
+    k: Kernel, emitter: _Emitter, operands: _Operands, row: Value, rows: int, low: Value, high: Value
 ) -> None:
     step = emitter.panels_for(rows)
     start = low
     if step > 1:
         start = low + _udiv(k, k.smax(high - low, 0), k.i64(step)) * step
         with k.loop(low, start, step) as loop:
-            run(emitter.micro(rows, step, tail=False), row, loop.index)
+            emitter.run(k, operands, row, loop.index, _Shape(rows, step))
             loop.next()
     with k.loop(start, high) as loop:
-        run(emitter.micro(rows, 1, tail=False), row, loop.index)
+        emitter.run(k, operands, row, loop.index, _Shape(rows, 1))
         loop.next()
 
 
@@ -464,11 +368,11 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert a is not None
     assert b is not None
     result = node.result.type
-    kinds = extra_kinds(result.shape, extras)
+    how = plan_finish(a.type.dtype, result.shape, result.dtype, body, extras)
     k = a.type.shape[-1]
-    if kinds is None or a.type.dtype not in (DType.F32, DType.F64) or not isinstance(k, int):
+    if how is None or a.type.dtype not in (DType.F32, DType.F64):
         return False
-    spec = _Spec(a.type.dtype, k, op.columns, body, kinds, result.dtype)
+    spec = _Spec(how)
     m = product(a.type.shape[:-1])
     blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
     groups = _groups(m, op.columns, k, panel_width(isa, a.type.dtype))
@@ -517,9 +421,9 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     if dtype not in (DType.F32, DType.F64) or b.type.rank < 2 or a.type.rank < 2:
         return False
     result = node.result.type
-    kinds = extra_kinds(result.shape, extras)
+    how = plan_finish(dtype, result.shape, result.dtype, body, extras)
     batch = _batch_axes(a.type.shape[:-2], b.type.shape[:-2], a.type.shape, b.type.shape, isa, dtype)
-    if kinds is None or batch is None:
+    if how is None or batch is None:
         return False
     k, n, m = a.type.shape[-1], b.type.shape[-1], a.type.shape[-2]
     width = panel_width(isa, dtype)
@@ -533,7 +437,7 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     )
     if not batch and not b.type.shape[:-2]:
         m = product(a.type.shape[:-1])
-    spec = _Spec(dtype, None, None, body, kinds, result.dtype, len(batch))
+    spec = _Spec(how, len(batch))
     blocks = dim_max(1, ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK))
     groups = _groups(m, n, k, width)
     args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(packed), SlotArg(ctx.slot(node.result), writes=True)]
