@@ -18,7 +18,7 @@ from rlx.base.dtypes import DType
 from rlx.base.errors import ParseError, TypeRuleError
 from rlx.expr.table import TABLE, Attribute, ScalarOp
 
-__all__ = ["Body", "BodyBuilder", "Instr", "Number", "Scalar", "parse_body", "trace"]
+__all__ = ["Body", "BodyBuilder", "Instr", "Number", "Scalar", "canonical", "parse_body", "trace"]
 
 Number: TypeAlias = bool | int | float
 
@@ -80,6 +80,40 @@ class Body:
     def __str__(self) -> str:
         inputs = ",".join(map(str, self.inputs))
         return f"({inputs}){{{'; '.join(map(str, self.instrs))}}}->({','.join(map(str, self.results))})"
+
+
+def canonical(body: Body) -> tuple[Body, tuple[int, ...]]:
+    """Return the body with inputs and instructions in order of first use from the results, and the inputs' order.
+
+    Input i of the new body is input `order[i]` of the old one; inputs that nothing reads come last. Bodies that differ
+    only in the order in which they were put together become equal.
+    """
+    count = len(body.inputs)
+    inputs: dict[int, int] = {}
+    instrs: dict[int, int] = {}
+    pending = [(r, False) for r in reversed(body.results)]
+    while pending:
+        index, expanded = pending.pop()
+        if index < count:
+            inputs.setdefault(index, len(inputs))
+        elif index not in instrs:
+            if expanded:
+                instrs[index] = len(instrs)
+            else:
+                pending.append((index, True))
+                pending.extend((a, False) for a in reversed(body.instrs[index - count].args))
+    for index in range(count):
+        inputs.setdefault(index, len(inputs))
+    place = {**inputs, **{old: count + new for old, new in instrs.items()}}
+    moved = [body.instrs[old - count] for old in instrs]
+    return (
+        Body(
+            tuple(body.inputs[i] for i in inputs),
+            tuple(Instr(i.op, i.dtype, tuple(place[a] for a in i.args), i.attribute) for i in moved),
+            tuple(place[r] for r in body.results),
+        ),
+        tuple(inputs),
+    )
 
 
 class Scalar:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
-from rlx.expr.body import Body, BodyBuilder, Scalar
+from rlx.expr.body import Body, BodyBuilder, Scalar, canonical
 from rlx.expr.table import TABLE
 from rlx.expr.index import AxisMap, IndexMap, broadcast_map
 from rlx.ir.builder import Rewriter
@@ -30,8 +30,10 @@ _CHEAP = frozenset(
     | {"eq", "ne", "lt", "le", "gt", "ge", "fma", "floor", "ceil", "round", "trunc", "isnan", "isinf"}
 )
 _MAX_OPERANDS = 16
-_MAX_INSTRS = 40
-_MAX_ROW_STEPS = 4
+_MAX_INSTRS = 24
+_MAX_ROW_STEPS = 2
+"""Bounds of a region. Longer chains save no memory traffic worth having, and every distinct chain is a kernel to build:
+without bounds a large graph has as many kernels as it has regions."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,8 @@ def _merge(consumer: Node, operand: Value, facts: Facts, kept: list[int]) -> _Me
         else:
             through = _through(mapped, value.type.shape, first.shape, second.map_of(readers[0]), shape, facts)
         sources.add(("p", position), value, through)
-    body = _joined_body(first, second, consumer, producer, sources, kept)
+    body, order = canonical(_joined_body(first, second, consumer, producer, sources, kept))
+    sources.reorder(order)
     region = Region(body, shape, sources.map_tuple(), row_axes)
     try:
         types = region.infer(*(v.type for v in sources.values))
@@ -369,6 +372,10 @@ class _Sources:
         self.index[key] = len(self.values)
         self.values.append(value)
         self.maps.append(mapped)
+
+    def reorder(self, order: Sequence[int]) -> None:
+        self.values = [self.values[i] for i in order]
+        self.maps = [self.maps[i] for i in order]
 
     def map_tuple(self) -> tuple[IndexMap | None, ...]:
         return tuple(self.maps) if any(m is not None for m in self.maps) else ()
