@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every sample of the compute operators: it runs, and its region and decomposition mean the same."""
+"""Every sample of the compute operators runs; its region and decomposition mean the same."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def _decomposed(op: Op, arrays: list[Array | None]) -> Iterator[list[Array]]:
     with building(Builder(graph.block, graph.facts)):
         out: Any = decompose(*values)
     if out is not None:
-        results: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)
+        results = cast("tuple[Any, ...]", out if isinstance(out, tuple) else (out,))
         graph.set_outputs({f"y{i}": v for i, v in enumerate(results)})
         named = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
         yield list(evaluate(graph, named).values())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -61,12 +62,12 @@ CASES = [
 @pytest.mark.parametrize("kind", ["max", "avg"])
 @pytest.mark.parametrize("include", [False, True])
 def test_direct(case: Any, kind: Any, include: bool) -> None:
-    shape, *rest = case
+    shape, kernel, strides, dilations, pads, out = case
     x = _normal(*shape)
-    op = Pool(kind, *rest, include)
+    op = Pool(kind, kernel, strides, dilations, pads, out, include)
     (got,) = run_op(op, [x])
     np.testing.assert_allclose(got, _direct(x, op), rtol=1e-6, atol=1e-6)
-    last = Pool(kind, *rest, include, "nhwc")
+    last = replace(op, layout="nhwc")
     (moved,) = run_op(last, [np.ascontiguousarray(np.moveaxis(x, 1, -1))])
     np.testing.assert_array_equal(np.moveaxis(moved, -1, 1), got)
 

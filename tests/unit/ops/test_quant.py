@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -105,11 +104,11 @@ def test_blocks(extent: int) -> None:
 def test_four_bits() -> None:
     x = [-9.0, -8.0, -1.5, 0.0, 6.5, 7.0, 8.0, 15.0, 16.0]
     signed = _quantize(x, to=DType.I4)
-    assert signed.dtype == np.dtype(ml_dtypes.int4)
+    assert signed.dtype == DType.I4.numpy
     np.testing.assert_array_equal(signed.astype(np.int8), [-8, -8, -2, 0, 6, 7, 7, 7, 7])
     unsigned = _quantize(x, to=DType.U4)
     np.testing.assert_array_equal(unsigned.astype(np.int8), [0, 0, 0, 0, 6, 7, 8, 15, 15])
-    zero = np.array(-3, np.int8).astype(ml_dtypes.int4)
+    zero = np.array(-3, np.int8).astype(DType.I4.numpy)
     back = _dequantize(signed, np.array(2.0, np.float32), zero)
     np.testing.assert_array_equal(back, (signed.astype(np.int8) + 3) * 2.0)
 

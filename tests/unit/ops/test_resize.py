@@ -112,7 +112,7 @@ def test_linear_between_corners_is_numpys(out: int) -> None:
 
 
 def test_symmetric_half_pixel_centres_what_rounding_cut_off() -> None:
-    # in 5, scale 0.5: out is 2 of 2.5 elements, so coordinates shift by 5 / 2 * (1 - 2 / 2.5) = 0.5.
+    # in 5, scale 0.5: out is 2 of 2.5 elements; coordinates shift by 5 / 2 * (1 - 2 / 2.5) = 0.5.
     op = Resize((2,), (0.5,), "linear", "half_pixel_symmetric")
     assert [float(c) for c in op.coordinates(0, 5)] == [1.0, 3.0]
 
@@ -154,7 +154,7 @@ def test_symbolic_extents(mode: Any) -> None:
             np.testing.assert_array_equal(found["z"], found["y"])
         else:
             where = np.clip((np.arange(2 * extent) + 0.5) / 2 - 0.5, 0, extent - 1)
-            want = np.interp(where, np.arange(extent), x[0])
+            want = np.interp(where, np.arange(extent), np.asarray(x[0], np.float64))
             np.testing.assert_allclose(found["y"][0], want, rtol=1e-5, atol=1e-6)
 
 
@@ -169,6 +169,7 @@ def test_symbolic_extents(mode: Any) -> None:
     ],
 )
 def test_refusals(attributes: dict[str, Any], message: str) -> None:
-    op = Resize(**{"sizes": (3,), "scales": (None,), **attributes})
+    given: dict[str, Any] = {"sizes": (3,), "scales": (None,), **attributes}
+    op = Resize(**given)
     with pytest.raises(TypeRuleError, match=message):
         op.infer(TensorType(DType.F32, (4,)))

@@ -107,9 +107,16 @@ def test_rnn_with_an_activation_per_direction() -> None:
     x, w, r, b = _operands(1, 2)
     op = RNN(H, "bidirectional", ("relu", "affine"), alphas=(None, 0.5), betas=(None, 0.1))
     y, yh = run_op(op, [x, w, r, b, None, None])
-    functions: list[Any] = [lambda v: np.maximum(v, 0), lambda v: 0.5 * v + 0.1]
+
+    def relu(v: Array) -> Array:
+        return np.maximum(v, 0)
+
+    def affine(v: Array) -> Array:
+        return 0.5 * v + 0.1
+
+    functions = (relu, affine)
     for k, n in np.ndindex(2, B):
-        h = np.zeros(H)
+        h: Array = np.zeros(H)
         for t in _steps("bidirectional", k, T):
             h = functions[k](w[k] @ x[t, n] + r[k] @ h + b[k, :H] + b[k, H:])
             np.testing.assert_allclose(y[t, k, n], h, rtol=1e-4, atol=1e-5)
