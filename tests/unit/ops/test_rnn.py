@@ -116,9 +116,9 @@ def test_rnn_with_an_activation_per_direction() -> None:
 
     functions = (relu, affine)
     for k, n in np.ndindex(2, B):
-        h = np.asarray(np.zeros(H))
+        h: Any = np.zeros(H)
         for t in _steps("bidirectional", k, T):
-            total: Array = np.asarray(w[k] @ x[t, n] + r[k] @ h + b[k, :H] + b[k, H:])
+            total: Any = w[k] @ x[t, n] + r[k] @ h + b[k, :H] + b[k, H:]
             h = functions[k](total)
             np.testing.assert_allclose(y[t, k, n], h, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(yh[k, n], h, rtol=1e-4, atol=1e-5)
