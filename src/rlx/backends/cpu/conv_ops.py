@@ -10,6 +10,7 @@ from itertools import product as cartesian
 import numpy as np
 
 from rlx.base.dims import Dim, product
+from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
@@ -19,6 +20,7 @@ from rlx.ops.spec import op
 from rlx.ops.windows import Pads, window_count
 
 __all__ = [
+    "KERNEL_DTYPES",
     "DepthwiseConv",
     "PackConv",
     "PackConvTranspose",
@@ -30,8 +32,16 @@ __all__ = [
 ]
 
 
+KERNEL_DTYPES = frozenset({DType.F32, DType.F64, DType.I32, DType.U32, DType.I64, DType.U64})
+"""What the convolution kernels compute in."""
+
+
 def _extents(
-    spatial: Sequence[Dim], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], pads: Pads
+    spatial: Sequence[Dim],
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    pads: Pads,
 ) -> tuple[Dim, ...]:
     """Return the output extents of a convolution, one per spatial axis."""
     axes = zip(spatial, pads, kernel, strides, dilations, strict=True)
@@ -49,8 +59,8 @@ def packed_columns(columns: int, lanes: int, width: int) -> int:
 class PackConv(Op):
     """[O, I / groups, *kernel] -> [groups, taps * (I / groups) * padded]: per group panels of `width` columns.
 
-    A panel is [taps, I / groups, width]; the last one is only as many whole vectors wide as it needs, padded with
-    zeros.
+    A panel is [taps, I / groups, width]; the last one is only as many whole vectors wide as it
+    needs, padded with zeros.
 
     Attributes:
         groups: of the convolution.
@@ -65,14 +75,23 @@ class PackConv(Op):
 
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
         if w.rank < 3 or not w.is_static or int(w.shape[0]) % self.groups:
-            raise TypeRuleError(f"packs static weights [O, I / groups, *kernel] with O % {self.groups} == 0, not {w}")
+            raise TypeRuleError(
+                f"packs static weights [O, I / groups, *kernel] with O % {self.groups} == 0, not {w}"
+            )
         depth = product(w.shape[1:])
-        return w.with_shape((self.groups, depth * packed_columns(int(w.shape[0]) // self.groups, self.lanes, self.width)))
+        return w.with_shape(
+            (
+                self.groups,
+                depth * packed_columns(int(w.shape[0]) // self.groups, self.lanes, self.width),
+            )
+        )
 
     def reference(self, w: Array) -> Array:  # noqa: D102
         columns = w.shape[0] // self.groups
         # [groups, columns, channels, taps] -> [groups, taps, channels, columns]
-        split = w.reshape(self.groups, columns, w.shape[1], int(np.prod(w.shape[2:]))).transpose(0, 3, 2, 1)
+        split = w.reshape(self.groups, columns, w.shape[1], int(np.prod(w.shape[2:]))).transpose(
+            0, 3, 2, 1
+        )
         return _pack(split, self.lanes, self.width)
 
 
@@ -82,7 +101,10 @@ def _pack(matrix: Array, lanes: int, width: int) -> Array:
     depth, padded = taps * channels, packed_columns(columns, lanes, width)
     full = np.zeros((groups, depth, padded), matrix.dtype)
     full[:, :, :columns] = matrix.reshape(groups, depth, columns)
-    panels = [full[:, :, at : min(at + width, padded)].reshape(groups, -1) for at in range(0, padded, width)]
+    panels = [
+        full[:, :, at : min(at + width, padded)].reshape(groups, -1)
+        for at in range(0, padded, width)
+    ]
     return np.concatenate(panels, axis=1) if panels else np.zeros((groups, 0), matrix.dtype)
 
 
@@ -90,7 +112,9 @@ def _unpack(packed: Array, taps: int, channels: int, columns: int, lanes: int, w
     """Return the inverse of `_pack`."""
     groups, depth, padded = packed.shape[0], taps * channels, packed_columns(columns, lanes, width)
     parts = [
-        packed[:, at * depth : min(at + width, padded) * depth].reshape(groups, depth, min(width, padded - at))
+        packed[:, at * depth : min(at + width, padded) * depth].reshape(
+            groups, depth, min(width, padded - at)
+        )
         for at in range(0, padded, width)
     ]
     full = np.concatenate(parts, axis=2) if parts else np.zeros((groups, depth, 0), packed.dtype)
@@ -124,7 +148,9 @@ class _Window(Op):
         for number, tap in enumerate(cartesian(*map(range, self.kernel))):
             where = tuple(
                 slice(t * d - min(b, 0), t * d - min(b, 0) + (int(o) - 1) * s + 1, s)
-                for t, d, s, o, (b, _) in zip(tap, self.dilations, self.strides, out, pads, strict=True)
+                for t, d, s, o, (b, _) in zip(
+                    tap, self.dilations, self.strides, out, pads, strict=True
+                )
             )
             yield number, padded[(slice(None), *where, slice(None))]
 
@@ -135,7 +161,8 @@ class PackedConv(_Window):
     """Convolution of x [N, *spatial, C] with weights of `PackConv` -> [N, *out, columns].
 
     Attributes:
-        groups: channel groups; group g maps its C / groups channels to its columns / groups columns.
+        groups: channel groups; group g maps its C / groups channels to its columns / groups
+            columns.
         columns: output channels.
         lanes: of the packed weights.
         width: of the packed weights.
@@ -184,9 +211,21 @@ class DepthwiseConv(_Window):
     def infer(self, x: TensorType, w: TensorType) -> TensorType:  # noqa: D102
         extents = self.extents(x)
         channels, columns = x.shape[-1], w.shape[-1]
-        fits = isinstance(channels, int) and isinstance(columns, int) and channels > 0 and columns % channels == 0
-        if w.rank != 2 or w.shape[0] != int(np.prod(self.kernel)) or not fits or x.dtype is not w.dtype:
-            raise TypeRuleError(f"{x} and weights {w} are no depthwise convolution with kernel {self.kernel}")
+        fits = (
+            isinstance(channels, int)
+            and isinstance(columns, int)
+            and channels > 0
+            and columns % channels == 0
+        )
+        if (
+            w.rank != 2
+            or w.shape[0] != int(np.prod(self.kernel))
+            or not fits
+            or x.dtype is not w.dtype
+        ):
+            raise TypeRuleError(
+                f"{x} and weights {w} are no depthwise convolution with kernel {self.kernel}"
+            )
         return x.with_shape((x.shape[0], *extents, columns))
 
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
@@ -199,12 +238,11 @@ class DepthwiseConv(_Window):
         return total
 
 
-
-
 def phase_taps(kernel: int, stride: int, dilation: int, phase: int) -> list[int]:
     """Return the taps that reach output positions p with (p + before) % stride == phase, the last one first.
 
-    Read in this order they walk the input forward, `dilation / gcd(stride, dilation)` elements apart.
+    Read in this order they walk the input forward, `dilation / gcd(stride, dilation)` elements
+    apart.
     """
     return [t for t in reversed(range(kernel)) if (t * dilation - phase) % stride == 0]
 
@@ -242,7 +280,9 @@ class PackConvTranspose(Op):
 
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
         if w.rank != len(self.phase) + 2 or not w.is_static or int(w.shape[0]) % self.groups:
-            raise TypeRuleError(f"packs static weights [C, O / groups, *kernel] with C % {self.groups} == 0, not {w}")
+            raise TypeRuleError(
+                f"packs static weights [C, O / groups, *kernel] with C % {self.groups} == 0, not {w}"
+            )
         channels, columns, *kernel = (int(d) for d in w.shape)
         depth = channels // self.groups * int(np.prod([len(t) for t in self._taps(kernel)]))
         return w.with_shape((self.groups, depth * packed_columns(columns, self.lanes, self.width)))
@@ -292,7 +332,13 @@ class PackedConvTranspose(Op):
         for axis, extent in enumerate(x.shape[1:-1]):
             span = (self.kernel[axis] - 1) * self.dilations[axis] + 1
             before, after = self.pads[axis]
-            out.append(self.strides[axis] * (extent - 1) + span + self.output_padding[axis] - before - after)
+            out.append(
+                self.strides[axis] * (extent - 1)
+                + span
+                + self.output_padding[axis]
+                - before
+                - after
+            )
         return x.with_shape((x.shape[0], *out, self.columns))
 
     def reference(self, x: Array, *weights: Array) -> Array:  # noqa: D102
@@ -305,5 +351,7 @@ class PackedConvTranspose(Op):
             split = _unpack(packed, int(np.prod(counts)), channels, columns, self.lanes, self.width)
             part = split.transpose(0, 2, 3, 1).reshape(x.shape[-1], columns, *counts)
             w[np.ix_(range(x.shape[-1]), range(columns), *taps)] = part
-        whole = ConvTranspose(self.strides, self.dilations, self.pads, self.output_padding, self.groups, "nhwc")
+        whole = ConvTranspose(
+            self.strides, self.dilations, self.pads, self.output_padding, self.groups, "nhwc"
+        )
         return whole.reference(x, w)

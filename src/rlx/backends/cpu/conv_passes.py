@@ -8,6 +8,7 @@ from math import prod
 from typing import ClassVar
 
 from rlx.backends.cpu.conv_ops import (
+    KERNEL_DTYPES,
     DepthwiseConv,
     PackConv,
     PackConvTranspose,
@@ -20,13 +21,15 @@ from rlx.backends.cpu.kernels.conv import conv_width
 from rlx.backends.cpu.kernels.matmul import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
 from rlx.base.dtypes import DType
-from rlx.expr.body import Body, BodyBuilder
+from rlx.base.types import Shape, TensorType
+from rlx.expr.body import Body, BodyBuilder, trace
+from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.movement import Reshape, Transpose
-from rlx.ops.region import WithEpilogue
+from rlx.ops.region import Region, WithEpilogue
 from rlx.passes.manager import PassContext
 
 __all__ = ["PackConvolutions"]
@@ -34,11 +37,14 @@ __all__ = ["PackConvolutions"]
 
 @dataclass(frozen=True)
 class PackConvolutions:
-    """conv[nhwc](x, w, bias) -> with_epilogue{packed_conv, +bias, ...}(x, pack_conv(w), bias, ...). Exact.
+    """conv[nhwc](x, w, bias) -> with_epilogue{packed_conv, +bias, ...}(x, pack_conv(w), bias, ...).
 
-    Where each output channel reads one input channel it becomes a depthwise convolution; a single pixel with a 1x1
-    kernel becomes a matrix product. A transposed convolution gets the weights of each of its phases. The bias becomes
-    the first step of the epilogue.
+    Where each output channel reads one input channel it becomes a depthwise convolution; a single
+    pixel with a 1x1 kernel becomes a matrix product. A transposed convolution gets the weights of
+    each of its phases, or, where windows do not overlap and it has few channels, becomes a pointwise
+    convolution whose result is rearranged. The bias becomes the first step of the epilogue; f16 and
+    bf16 are computed in f32 and rounded there. Exact, but that a bias is added after rounding the
+    sum of f32 products.
     """
 
     isa: Isa
@@ -48,56 +54,117 @@ class PackConvolutions:
         """Apply to all blocks; return whether anything changed."""
         del ctx
         rewriter = Rewriter(graph.facts)
-        for node in list(graph.block.walk()):
-            anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
-            if isinstance(anchor, Conv | ConvTranspose) and anchor.layout == "nhwc":
-                self._conv(rewriter, node, anchor)
+        with graph.facts.active():
+            for node in list(graph.block.walk()):
+                anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
+                if isinstance(anchor, Conv | ConvTranspose) and anchor.layout == "nhwc":
+                    self._node(rewriter, node, anchor)
         return rewriter.changed
 
-    def _conv(self, rewriter: Rewriter, node: Node, op: Conv | ConvTranspose) -> None:
+    def _node(self, rewriter: Rewriter, node: Node, op: Conv | ConvTranspose) -> None:
         x, w = node.operands[:2]
         assert x is not None
         assert w is not None
-        channels = x.type.shape[-1]
-        if x.type.dtype not in (DType.F32, DType.F64) or not w.type.is_static or not isinstance(channels, int):
+        compute = x.type.dtype.compute
+        static = w.type.is_static and isinstance(x.type.shape[-1], int)
+        if compute not in KERNEL_DTYPES or not static:
             return
         builder = rewriter.before(node)
+        x, w = _widened(builder, x), _widened(builder, w)
+        if isinstance(op, ConvTranspose) and self._is_shuffle(op, w):
+            self._shuffled(rewriter, node, op, x, w)
+            return
         if isinstance(op, Conv):
             packed, weights = self._packed(builder, op, x, w)
-            operands = (x, weights)
         else:
-            packed, parts = self._phases(builder, op, x, w)
-            operands = (x, *parts)
-        _replace(rewriter, node, packed, operands, node.operands[2] if len(node.operands) > 2 else None)
+            packed, weights = self._phases(builder, op, x, w)
+        body, extras = _epilogue(node, compute)
+        operands = [x, *weights]
+        new_op = packed if body is None else WithEpilogue(packed, len(operands), body)
+        types = [r.type for r in node.results]
+        new = builder.emit_typed(new_op, [*operands, *extras], types)
+        rewriter.replace_node(node, new.results)
 
-    def _packed(self, builder: Builder, op: Conv, x: Value, w: Value) -> tuple[Op, Value]:
+    def _packed(self, builder: Builder, op: Conv, x: Value, w: Value) -> tuple[Op, list[Value]]:
         """Return the private operator and its weights."""
         shape = tuple(int(d) for d in w.type.shape)
         columns, per_group, kernel = shape[0], shape[1], shape[2:]
+        dtype = x.type.dtype
         window = (kernel, op.strides, op.dilations, op.pads)
-        lanes = self.isa.lanes(x.type.dtype)
         if per_group == 1 and op.groups > 1:
             flat = builder.emit_one(Reshape((columns, prod(kernel))), w)
-            return DepthwiseConv(*window), builder.emit_one(Transpose((1, 0)), flat)
-        if op.groups == 1 and prod(kernel) == 1 and all(d == 1 for d in x.type.shape[1:-1]) and _is_plain(op):
-            matrix = builder.emit_one(Transpose((1, 0)), builder.emit_one(Reshape((columns, per_group)), w))
-            panels = builder.emit_one(PackPanels(panel_width(self.isa, x.type.dtype)), matrix)
-            return PackedMatMul(columns), panels
-        width = conv_width(self.isa) * lanes
-        weights = builder.emit_one(PackConv(op.groups, lanes, width), w)
-        return PackedConv(*window, op.groups, columns, lanes, width), weights
+            return DepthwiseConv(*window), [builder.emit_one(Transpose((1, 0)), flat)]
+        pixel = prod(kernel) == 1 and all(d == 1 for d in x.type.shape[1:-1]) and _is_plain(op)
+        if pixel and op.groups == 1 and dtype.is_float:
+            matrix = builder.emit_one(Reshape((columns, per_group)), w)
+            matrix = builder.emit_one(Transpose((1, 0)), matrix)
+            panels = builder.emit_one(PackPanels(panel_width(self.isa, dtype)), matrix)
+            return PackedMatMul(columns), [panels]
+        layout = self._layout(dtype)
+        weights = builder.emit_one(PackConv(op.groups, *layout), w)
+        return PackedConv(*window, op.groups, columns, *layout), [weights]
 
-    def _phases(self, builder: Builder, op: ConvTranspose, x: Value, w: Value) -> tuple[Op, list[Value]]:
+    def _layout(self, dtype: DType) -> tuple[int, int]:
+        """Return (lanes, columns of a panel)."""
+        lanes = self.isa.lanes(dtype)
+        return lanes, conv_width(self.isa) * lanes
+
+    def _phases(
+        self, builder: Builder, op: ConvTranspose, x: Value, w: Value
+    ) -> tuple[Op, list[Value]]:
         """Return the private operator of a transposed convolution and the weights of its phases."""
         shape = tuple(int(d) for d in w.type.shape)
-        lanes = self.isa.lanes(x.type.dtype)
-        layout = (lanes, conv_width(self.isa) * lanes)
+        layout = self._layout(x.type.dtype)
+        strides, dilations = op.strides, op.dilations
         weights = [
-            builder.emit_one(PackConvTranspose(op.groups, op.strides, op.dilations, phase, *layout), w)
-            for phase in phases(op.strides)
+            builder.emit_one(PackConvTranspose(op.groups, strides, dilations, phase, *layout), w)
+            for phase in phases(strides)
         ]
-        window = (shape[2:], op.strides, op.dilations, op.pads, op.output_padding)
+        window = (shape[2:], strides, dilations, op.pads, op.output_padding)
         return PackedConvTranspose(*window, op.groups, shape[1] * op.groups, *layout), weights
+
+    def _is_shuffle(self, op: ConvTranspose, w: Value) -> bool:
+        """Whether windows do not overlap and the channels of one pixel do not fill a vector."""
+        untouched = not any(op.output_padding) and all(p == 0 for pair in op.pads for p in pair)
+        disjoint = w.type.shape[2:] == op.strides and set(op.dilations) == {1}
+        few = int(w.type.shape[1]) < self.isa.lanes(w.type.dtype)
+        return untouched and disjoint and few and op.groups == 1
+
+    def _shuffled(
+        self, rewriter: Rewriter, node: Node, op: ConvTranspose, x: Value, w: Value
+    ) -> None:
+        """Every pixel gives the channels of its whole window; a region puts them in their places."""
+        builder, rank = rewriter.before(node), len(op.strides)
+        channels, columns, *kernel = (int(d) for d in w.type.shape)
+        order = (*range(2, 2 + rank), 1, 0)
+        rows = builder.emit_one(Transpose(order), w)
+        ones = (1,) * rank
+        rows = builder.emit_one(Reshape((prod(kernel) * columns, channels, *ones)), rows)
+        point = Conv(ones, ones, ((0, 0),) * rank, 1, "nhwc")
+        packed, weights = self._packed(builder, point, x, rows)
+        y = builder.emit_one(packed, x, *weights)
+        space = x.type.shape[1:-1]
+        split = builder.emit_one(Reshape((x.type.shape[0], *space, *kernel, columns)), y)
+        pairs = [d for pair in zip(space, kernel, strict=True) for d in pair]
+        full = (x.type.shape[0], *pairs, columns)
+        # Operand axes (N, space, kernel, O) among those of the result (N, s1, k1, s2, k2, ..., O).
+        axes = (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1)
+        places = IndexMap(len(full), tuple(AxisMap(a) for a in axes))
+        body, extras = _epilogue(node, x.type.dtype)
+        if body is None:
+            body = trace(lambda a: a, [x.type.dtype])
+        others = [self._split_extra(builder, e, node.result.type, full) for e in extras]
+        region = Region(body, full, (places, *(None for _ in others)))
+        (moved,) = builder.emit(region, split, *others)
+        rewriter.replace_node(node, [builder.emit_one(Reshape(node.result.type.shape), moved)])
+
+    @staticmethod
+    def _split_extra(builder: Builder, extra: Value, result: TensorType, full: Shape) -> Value:
+        """Return an operand of the epilogue as it broadcasts to the space before axes are merged."""
+        shape = extra.type.shape
+        if len(shape) < result.rank or all(d == 1 for d in shape[:-1]):
+            return extra
+        return builder.emit_one(Reshape((*full[:-1], shape[-1])), extra)
 
 
 def _is_plain(op: Conv) -> bool:
@@ -105,26 +172,33 @@ def _is_plain(op: Conv) -> bool:
     return all(s == 1 for s in op.strides) and all(p == 0 for pair in op.pads for p in pair)
 
 
-def _replace(rewriter: Rewriter, node: Node, packed: Op, operands: tuple[Value, ...], bias: Value | None) -> None:
-    """Put a private operator in the place of a convolution, with the bias and the old epilogue as its epilogue."""
-    body = node.op.body if isinstance(node.op, WithEpilogue) else None
-    extras = list(node.operands[node.op.anchor_operands :]) if isinstance(node.op, WithEpilogue) else []
-    if isinstance(node.op, WithEpilogue) and node.op.anchor_operands < 3:
-        bias = None
+def _widened(builder: Builder, value: Value) -> Value:
+    """Return a narrow float as f32, anything else as it is."""
+    dtype = value.type.dtype
+    if dtype is dtype.compute:
+        return value
+    body = trace(lambda a: a, [dtype], dtype.compute)
+    return builder.emit_one(Region(body, value.type.shape), value)
+
+
+def _epilogue(node: Node, compute: DType) -> tuple[Body | None, list[Value]]:
+    """Return (accumulator, bias?, ...) -> what the node gives, with the operands it takes."""
+    old = node.op if isinstance(node.op, WithEpilogue) else None
+    anchors = old.anchor_operands if old is not None else len(node.operands)
+    extras = [o for o in node.operands[anchors:] if o is not None]
+    bias = node.operands[2] if anchors > 2 else None
+    x = node.operands[0]
+    assert x is not None
+    dtype = x.type.dtype
+    if bias is None and dtype is compute:
+        return (old.body if old is not None else None), extras
+    first = [] if bias is None else [bias]
+    builder = BodyBuilder([compute, *(v.type.dtype for v in (*first, *extras))])
+    total = builder.input(0)
     if bias is not None:
-        dtype = operands[0].type.dtype
-        body = _biased(dtype, body)
-        extras.insert(0, bias)
-    op = packed if body is None else WithEpilogue(packed, len(operands), body)
-    new = rewriter.before(node).emit_typed(op, [*operands, *extras], [r.type for r in node.results])
-    rewriter.replace_node(node, new.results)
-
-
-def _biased(dtype: DType, body: Body | None) -> Body:
-    """Return (x, bias, ...) -> body(x + bias, ...)."""
-    builder = BodyBuilder([dtype, dtype, *(body.inputs[1:] if body is not None else ())])
-    total = builder.input(0) + builder.input(1)
-    if body is None:
-        return builder.finish(total)
-    rest = [builder.input(2 + i) for i in range(len(body.inputs) - 1)]
-    return builder.finish(*builder.inline(body, [total, *rest]))
+        total = total + builder.input(1).cast(compute)
+    total = total.cast(dtype)
+    if old is None:
+        return builder.finish(total), first
+    rest = [builder.input(1 + len(first) + i) for i in range(len(extras))]
+    return builder.finish(*builder.inline(old.body, [total, *rest])), [*first, *extras]

@@ -4,10 +4,11 @@
     depthwise   out[p, c] = epilogue(sum_tap x[pixel(p, tap), c // m] * w[tap, c])
     pooling     out[p, c] = max or mean over taps of x[pixel(p, tap), c]
 
-A tile is 8 consecutive output pixels; channels are walked a vector at a time, with 8 accumulators. Where a tile lies in
-one row of windows and touches no padding, each input vector of a kernel row is loaded once and serves every pixel that
-sees it (10 loads for 24 products with a 3x3 kernel). Elsewhere a list of pointers, made once per tile for all taps,
-says where each pixel reads. Each element is one chain over the taps in order.
+A tile is 8 consecutive output pixels; channels are walked a vector at a time, with 8 accumulators.
+Where a tile lies in one row of windows and touches no padding, each input vector of a kernel row is
+loaded once and serves every pixel that sees it (10 loads for 24 products with a 3x3 kernel).
+Elsewhere a list of pointers, made once per tile for all taps, says where each pixel reads. Each
+element is one chain over the taps in order.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rlx.backends.cpu.kernels.window import (
     Walk,
     Window,
     WindowEmitter,
-    divide,
+    multiply_add,
     window_words,
 )
 from rlx.backends.cpu.lltypes import I32, I64, PTR, Type, scalar_type, storage_type, vec
@@ -44,7 +45,16 @@ _ROWS = 8
 _WIDEST_RUN = 7
 """Kernel rows up to this many taps are compiled in; longer ones are walked by a loop."""
 _OPERATIONS_PER_CHUNK = 800_000
-_OWN_WORDS = ["multiplier", "step_p", "blocks", "block_pixels", "line_bytes", "high_z", "high_y", "high_x"]
+_OWN_WORDS = [
+    "multiplier",
+    "step_p",
+    "blocks",
+    "block_pixels",
+    "line_bytes",
+    "high_z",
+    "high_y",
+    "high_x",
+]
 _NAMES = [*WINDOW_WORDS, *_OWN_WORDS]
 
 
@@ -105,7 +115,7 @@ class _Emitter:
         """Add one tap."""
         if self.spec.kind == "max":
             return maximum(f, self.spec.dtype, acc, x)
-        return acc + x if w is None else f.fma(x, w, acc)
+        return acc + x if w is None else multiply_add(f, x, w, acc)
 
     # Pointers of an edge tile
 
@@ -117,7 +127,9 @@ class _Emitter:
             taps = Taps(self.windows, f, geometry, table, (x, outside), _ROWS)
             low, high = self._bounds(f, geometry)
             none = f.const(0, vec(I32, _ROWS))
-            with f.loop(0, self.windows.word(f, geometry, "taps"), carry=[none, *taps.start().values]) as loop:
+            with f.loop(
+                0, self.windows.word(f, geometry, "taps"), carry=[none, *taps.start().values]
+            ) as loop:
                 total, walk = loop.carry[0], Walk.of(loop.carry[1:])
                 inside = taps.within(walk)
                 f.store(taps.addresses(walk, inside), f.offset(target, loop.index * _ROWS, I64))
@@ -154,7 +166,9 @@ class _Emitter:
                 rows = [[a if d is None else a / d] for a, d in zip(acc, divisors, strict=True)]
                 place = (row, count, n, col, n - col)
                 certain = _ROWS if inner else 1
-                self.finisher.tile(f, rows, out, extras, place, masked=tail is not None, certain=certain)
+                self.finisher.tile(
+                    f, rows, out, extras, place, masked=tail is not None, certain=certain
+                )
 
             with f.loop(0, whole, self.lanes) as loop:
                 block(loop.index, None)
@@ -171,7 +185,9 @@ class _Emitter:
         if counts is None:
             whole = f.int_to_float(self.windows.word(f, geometry, "taps"), scalar, signed=True)
             return [f.splat(whole, self.lanes)] * _ROWS
-        numbers = [f.int_to_float(f.load(I32, counts, p), scalar, signed=True) for p in range(_ROWS)]
+        numbers = [
+            f.int_to_float(f.load(I32, counts, p), scalar, signed=True) for p in range(_ROWS)
+        ]
         return [f.splat(number, self.lanes) for number in numbers]
 
     def _read(self, f: Function, pointer: Value, index: Value | int, mask: Value | None) -> Value:
@@ -192,7 +208,13 @@ class _Emitter:
         return loop.out[:_ROWS]
 
     def _run(
-        self, f: Function, geometry: Value, base: Value, w: Value, acc: list[Value], mask: Value | None
+        self,
+        f: Function,
+        geometry: Value,
+        base: Value,
+        w: Value,
+        acc: list[Value],
+        mask: Value | None,
     ) -> tuple[list[Value], Value]:
         """Add one kernel row; return the accumulators and where the next row's weights are."""
         line = self.windows.word(f, geometry, "line_bytes")
@@ -207,12 +229,19 @@ class _Emitter:
                 w = f.offset(w, line)
         pitch = self.windows.word(f, geometry, "pixel_bytes")
         length = (_ROWS - 1) * stride + (taps - 1) * dilation + 1
-        pointers = RowPointers.spaced(base, {odd: pitch * odd for odd in range(1, length, 2)}, length)
+        pointers = RowPointers.spaced(
+            base, {odd: pitch * odd for odd in range(1, length, 2)}, length
+        )
         at = pointers.at(f, f.i64(0), self.stored)
         out = list(acc)
         # Input positions ascend, so the taps of each pixel do as well.
         for position in range(length):
-            users = [(p, t) for p in range(_ROWS) for t in range(taps) if p * stride + t * dilation == position]
+            users = [
+                (p, t)
+                for p in range(_ROWS)
+                for t in range(taps)
+                if p * stride + t * dilation == position
+            ]
             if users:
                 value = self._read(f, at[position], 0, mask)
                 for p, t in users:
@@ -220,12 +249,20 @@ class _Emitter:
         return out, w
 
     def _long_run(
-        self, f: Function, geometry: Value, base: Value, w: Value, acc: list[Value], mask: Value | None
+        self,
+        f: Function,
+        geometry: Value,
+        base: Value,
+        w: Value,
+        acc: list[Value],
+        mask: Value | None,
     ) -> tuple[list[Value], Value]:
         word = self.windows.word
         line, step, pitch = (word(f, geometry, name) for name in ("line_bytes", "step_p", "pitch"))
         odd = {m: pitch * m for m in range(1, _ROWS, 2)}
-        with f.loop(0, word(f, geometry, "span_x"), word(f, geometry, "dilation_x"), carry=[*acc, base, w]) as loop:
+        with f.loop(
+            0, word(f, geometry, "span_x"), word(f, geometry, "dilation_x"), carry=[*acc, base, w]
+        ) as loop:
             *current, at, weights = loop.carry
             factor = self._read(f, weights, 0, mask) if self.spec.kind == "conv" else None
             pointers = RowPointers.spaced(at, odd, _ROWS).at(f, f.i64(0), self.stored)
@@ -243,7 +280,9 @@ class _Emitter:
         acc = [self.neutral(f, self.vector)] * _ROWS
         line = word(f, geometry, "line_bytes")
         sources = self._sources(f, geometry, col)
-        with f.loop(0, word(f, geometry, "taps"), carry=[*acc, f.offset(w, col, self.stored)]) as loop:
+        with f.loop(
+            0, word(f, geometry, "taps"), carry=[*acc, f.offset(w, col, self.stored)]
+        ) as loop:
             *acc, weights = loop.carry
             factor = self._read(f, weights, 0, mask) if self.spec.kind == "conv" else None
             here = f.offset(listed, loop.index * _ROWS, I64)
@@ -264,7 +303,9 @@ class _Emitter:
             return None
         kind = vec(I64, self.lanes)
         number = f.splat(col, self.lanes) + f.iota(kind)
-        quotient, _ = f.divide_nonzero("udiv", number, f.splat(self.windows.word(f, geometry, "multiplier"), self.lanes))
+        quotient, _ = f.divide_nonzero(
+            "udiv", number, f.splat(self.windows.word(f, geometry, "multiplier"), self.lanes)
+        )
         return quotient
 
 
@@ -274,7 +315,9 @@ def _channelwise_kernel(isa: Isa, spec: _Spec) -> Emitted:
     module = Module(isa)
     emitter = _Emitter(module, spec)
     first = 3 + len(spec.finish.extras)
-    with module.kernel("depthwise" if spec.kind == "conv" else f"pool_{spec.kind}", first + len(_NAMES)) as k:
+    with module.kernel(
+        "depthwise" if spec.kind == "conv" else f"pool_{spec.kind}", first + len(_NAMES)
+    ) as k:
         geometry, words = emitter.windows.fill(k, first)
         table, counts = emitter.windows.table(k), k.alloca(I32, 16)
         outside = k.scratch()
@@ -288,7 +331,13 @@ def _channelwise_kernel(isa: Isa, spec: _Spec) -> Emitted:
             start = chunk.index * words["block_pixels"]
             end = k.smin(start + words["block_pixels"], words["pixels"])
             with k.loop(start, end, _ROWS) as loop:
-                _pixels(k, emitter, (geometry, words), (table, counts, outside, listed), (loop.index, end))
+                _pixels(
+                    k,
+                    emitter,
+                    (geometry, words),
+                    (table, counts, outside, listed),
+                    (loop.index, end),
+                )
                 loop.next()
             chunk.next()
     return finish(module)
@@ -351,14 +400,25 @@ def launch_channelwise(
     taps, dilation, stride = g.kernel[-1], g.dilations[-1], g.strides[-1]
     short = taps <= _WIDEST_RUN and stride <= 4 and dilation <= 4
     spec = _Spec(
-        kind, dtype, plan, g.is_volume, (taps, dilation, stride) if short else None, g.columns != g.channels, counted is not None
+        kind,
+        dtype,
+        plan,
+        g.is_volume,
+        (taps, dilation, stride) if short else None,
+        g.columns != g.channels,
+        counted is not None,
     )
     words = window_words(g, dtype.itemsize)
     count = prod(g.kernel)
     pixels = max(1, _OPERATIONS_PER_CHUNK // max(1, count * g.columns * _ROWS)) * _ROWS
     blocks = ceildiv(g.pixels, pixels)
     highs: tuple[Dim, ...] = (*(1 for _ in range(3 - len(g.kernel))), *(counted or g.space))
-    own: list[Dim] = [g.columns // g.channels, dilation * g.channels * dtype.itemsize, blocks, pixels]
+    own: list[Dim] = [
+        g.columns // g.channels,
+        dilation * g.channels * dtype.itemsize,
+        blocks,
+        pixels,
+    ]
     words.update(zip(_OWN_WORDS, [*own, g.columns * dtype.itemsize, *highs], strict=True))
     args: list[Arg] = [*slots, *(DimArg(words[name]) for name in _NAMES)]
     scratch = g.channels * dtype.itemsize + 256 + count * _ROWS * 8

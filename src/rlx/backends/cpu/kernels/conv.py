@@ -1,22 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Channels-last convolution as a matrix product that reads its left operand through pointers.
 
-    out[p, o] = epilogue(sum_{tap, c} x[pixel(p, tap), c] * w[tap, c, o]),   p = (n, z, y, x) flattened
+    out[p, o] = epilogue(sum_{tap, c} x[pixel(p, tap), c] * w[tap, c, o]),   p = (n, z, y, x)
+    flattened
 
-`x` is [N, *spatial, C]. Weights lie in panels of `width` columns, [taps, C / groups, width], the last one as many
-whole vectors wide as it needs. The micro-kernel keeps R pixels x V vectors of columns in registers; for every tap it
-makes R pointers, to the pixel's input row or, where the tap is in the padding, to a row of zeros, then walks the
-channels as a matrix product does: V loads of weights, R broadcasts, R x V FMAs per channel. Nothing is copied.
+`x` is [N, *spatial, C]. Weights lie in panels of `width` columns, [taps, C / groups, width], the
+last one as many whole vectors wide as it needs. The micro-kernel keeps R pixels x V vectors of
+columns in registers; for every tap it makes R pointers, to the pixel's input row or, where the tap
+is in the padding, to a row of zeros, then walks the channels as a matrix product does: V loads of
+weights, R broadcasts, R x V FMAs per channel. Nothing is copied.
 
-A tile is any R consecutive output pixels, also across rows and images, so small maps fill the registers as well. The
-pointer arithmetic of a tap is a few vector instructions beside C / groups x R x V FMAs. A tile that lies in one output
-row and touches no padding does without it: there the taps of a kernel row are one run of memory, and pixels are a
-fixed distance apart. Each element is one chain of FMAs over (tap, channel) in order: neither chunks, tiles nor threads
-change a bit of it.
+A tile is any R consecutive output pixels, also across rows and images, so small maps fill the
+registers as well. The pointer arithmetic of a tap is a few vector instructions beside C / groups x
+R x V FMAs. A tile that lies in one output row and touches no padding does without it: there the
+taps of a kernel row are one run of memory, and pixels are a fixed distance apart. Each element is
+one chain of FMAs over (tap, channel) in order: neither chunks, tiles nor threads change a bit of
+it.
 
-Windows that are spread over a larger result (the phases of a transposed convolution) take the row numbers of a tile
-from a table. All extents, strides and the kernel size are arguments; a kernel is specialised on its epilogue, on which panel widths
-occur, and on the channel count when that is below 8 (the loop over channels is then unrolled).
+Windows that are spread over a larger result (the phases of a transposed convolution) take the row
+numbers of a tile from a table. All extents, strides and the kernel size are arguments; a kernel is
+specialised on its epilogue, on which panel widths occur, and on the channel count when that is
+below 8 (the loop over channels is then unrolled).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from math import prod
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
-from rlx.backends.cpu.conv_ops import PackedConv, packed_columns
+from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, PackedConv, packed_columns
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.tile import Finish, TileFinisher, plan_finish
 from rlx.backends.cpu.kernels.window import (
@@ -41,6 +45,7 @@ from rlx.backends.cpu.kernels.window import (
     Window,
     WindowEmitter,
     divide,
+    multiply_add,
     window_words,
 )
 from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
@@ -87,7 +92,8 @@ class _Spec:
         pointwise: pixels are read where they are written.
         volume: three spatial axes.
         spread: the result's rows come from a table.
-        runs: the taps of a kernel row are contiguous in memory, so tiles without padding can be read in runs.
+        runs: the taps of a kernel row are contiguous in memory, so tiles without padding can be
+            read in runs.
         run: elements of such a run when it is compiled in, else None.
         pitch: elements from one pixel of a tile to the next when that is compiled in, else None.
     """
@@ -104,9 +110,17 @@ class _Spec:
     pitch: int | None
 
 
-_OWN_WORDS = (
-    "depth group_columns group_panels run_length blocks column_groups block_pixels group_bytes group_depth_bytes"
-).split()
+_OWN_WORDS = [
+    "depth",
+    "group_columns",
+    "group_panels",
+    "run_length",
+    "blocks",
+    "column_groups",
+    "block_pixels",
+    "group_bytes",
+    "group_depth_bytes",
+]
 
 
 def _names(*, spread: bool) -> list[str]:
@@ -124,7 +138,9 @@ class _Emitter:
         self.scalar: Type = scalar_type(dtype)
         self.vector: Type = vec(self.scalar, self.lanes)
         self.vectors = conv_width(module.isa)
-        self.windows = WindowEmitter(module, _names(spread=spec.spread), volume=spec.volume, spread=spec.spread)
+        self.windows = WindowEmitter(
+            module, _names(spread=spec.spread), volume=spec.volume, spread=spec.spread
+        )
         self.finisher = TileFinisher(module, spec.finish, spread=spec.spread)
         self.micros: dict[tuple[int, int, bool], Function] = {}
         self.inner: dict[tuple[int, bool], Function] = {}
@@ -145,7 +161,9 @@ class _Emitter:
             rows = tile_rows(self.module.isa, vectors)
             self.inner[vectors, masked] = self._micro(vectors, rows, rows, masked, inner=True)
 
-    def _micro(self, vectors: int, rows: int, least: int, masked: bool, *, inner: bool = False) -> Function:
+    def _micro(
+        self, vectors: int, rows: int, least: int, masked: bool, *, inner: bool = False
+    ) -> Function:
         params = [(name, PTR) for name in ("w", "geometry", "table", "zero", "x", "out")]
         params += [*self.finisher.pointers]
         params += [(name, I64) for name in ("row", "count", "n", "col", "limit")]
@@ -163,31 +181,53 @@ class _Emitter:
             tile = [acc[r * vectors : (r + 1) * vectors] for r in range(rows)]
             places = self.windows.rows(f, table) if self.spec.spread else None
             self.finisher.tile(
-                f, tile, out, extras, (row, count, n, col, limit), masked=masked, certain=least, places=places
+                f,
+                tile,
+                out,
+                extras,
+                (row, count, n, col, limit),
+                masked=masked,
+                certain=least,
+                places=places,
             )
         return f
 
     def _pointwise(
-        self, f: Function, w: Value, geometry: Value, x: Value, place: tuple[Value, Value], rows: int, vectors: int
+        self,
+        f: Function,
+        w: Value,
+        geometry: Value,
+        x: Value,
+        place: tuple[Value, Value],
+        rows: int,
+        vectors: int,
     ) -> list[Value]:
         row, count = place
         pitch = self.windows.word(f, geometry, "pixel_bytes")
         base = f.offset(x, row * pitch)
-        pointers = [f.offset(base, f.smin(count - 1, r) * pitch) if r else base for r in range(rows)]
-        zero = f.const(0.0, self.vector)
+        pointers = [
+            f.offset(base, f.smin(count - 1, r) * pitch) if r else base for r in range(rows)
+        ]
+        zero = f.const(0, self.vector)
         depth = self._depth(f, geometry)
-        acc, _ = self._channels(f, depth, w, RowPointers.listed(pointers), [zero] * (rows * vectors))
+        acc, _ = self._channels(
+            f, depth, w, RowPointers.listed(pointers), [zero] * (rows * vectors)
+        )
         return acc
 
-    def _runs(self, f: Function, w: Value, geometry: Value, x: Value, rows: int, vectors: int) -> list[Value]:
+    def _runs(
+        self, f: Function, w: Value, geometry: Value, x: Value, rows: int, vectors: int
+    ) -> list[Value]:
         """A tile without padding: x is the first pixel at tap 0."""
         spec = self.spec
         step, pitch = (self.windows.word(f, geometry, name) for name in ("run_step", "pitch"))
         multiples = {odd: pitch * odd for odd in range(1, rows, 2)} if spec.pitch is None else {}
-        acc = [f.const(0.0, self.vector)] * (rows * vectors)
+        acc = [f.const(0, self.vector)] * (rows * vectors)
         with f.loop(0, self.windows.word(f, geometry, "runs"), carry=[*acc, w, x]) as loop:
             *acc, weights, base = loop.carry
-            length = spec.run if spec.run is not None else self.windows.word(f, geometry, "run_length")
+            length = (
+                spec.run if spec.run is not None else self.windows.word(f, geometry, "run_length")
+            )
             if spec.pitch is None:
                 pointers = RowPointers.spaced(base, multiples, rows)
             else:
@@ -197,14 +237,22 @@ class _Emitter:
         return loop.out[: rows * vectors]
 
     def _windows(
-        self, f: Function, w: Value, geometry: Value, sources: tuple[Value, Value, Value], rows: int, vectors: int
+        self,
+        f: Function,
+        w: Value,
+        geometry: Value,
+        sources: tuple[Value, Value, Value],
+        rows: int,
+        vectors: int,
     ) -> list[Value]:
         table, zero, x = sources
         taps = Taps(self.windows, f, geometry, table, (x, zero), 8 if rows <= 8 else 16)
         spread = f.alloca(taps.kind)
         channels = self._depth(f, geometry)
-        acc = [f.const(0.0, self.vector)] * (rows * vectors)
-        with f.loop(0, self.windows.word(f, geometry, "taps"), carry=[*acc, w, *taps.start().values]) as loop:
+        acc = [f.const(0, self.vector)] * (rows * vectors)
+        with f.loop(
+            0, self.windows.word(f, geometry, "taps"), carry=[*acc, w, *taps.start().values]
+        ) as loop:
             acc, weights = loop.carry[: rows * vectors], loop.carry[rows * vectors]
             walk = Walk.of(loop.carry[rows * vectors + 1 :])
             f.store(taps.addresses(walk, taps.within(walk)), spread)
@@ -214,7 +262,11 @@ class _Emitter:
         return loop.out[: rows * vectors]
 
     def _depth(self, f: Function, geometry: Value) -> Value | int:
-        return self.spec.depth if self.spec.depth is not None else self.windows.word(f, geometry, "depth")
+        return (
+            self.spec.depth
+            if self.spec.depth is not None
+            else self.windows.word(f, geometry, "depth")
+        )
 
     def _channels(
         self, f: Function, depth: Value | int, w: Value, rows: RowPointers, acc: Sequence[Value]
@@ -222,7 +274,8 @@ class _Emitter:
         """Add `depth` products per accumulator; return the accumulators and where the weights go on."""
         line = len(acc) // rows.count * self.lanes
         current = list(acc)
-        # A body of many rows must stay short: the scheduler would move its loads up until registers spill.
+        # A body of many rows must stay short: the scheduler would move its loads up until registers
+        # spill.
         unroll = 4 if rows.count <= 6 else 1
         if isinstance(depth, int) and (unroll > 1 or depth < 4):
             at = rows.at(f, f.i64(0), self.scalar)
@@ -231,7 +284,9 @@ class _Emitter:
             return current, f.offset(w, depth * line, self.scalar)
         end = f.i64(depth) if isinstance(depth, int) else depth
         main = end & -unroll if unroll > 1 else end
-        for low, high, step in ((f.i64(0), main, unroll), (main, end, 1))[: 1 if unroll == 1 else 2]:
+        for low, high, step in ((f.i64(0), main, unroll), (main, end, 1))[
+            : 1 if unroll == 1 else 2
+        ]:
             with f.loop(low, high, step, carry=current) as loop:
                 current = list(loop.carry)
                 base = f.offset(w, loop.index * line, self.scalar)
@@ -243,14 +298,20 @@ class _Emitter:
         return current, f.offset(w, end * line, self.scalar)
 
     def _step(
-        self, f: Function, w: Value, pointers: Sequence[Value], channel: int, at: int, acc: list[Value]
+        self,
+        f: Function,
+        w: Value,
+        pointers: Sequence[Value],
+        channel: int,
+        at: int,
+        acc: list[Value],
     ) -> None:
         vectors = len(acc) // len(pointers)
         columns = [f.load(self.vector, w, at + j * self.lanes) for j in range(vectors)]
         for r, pointer in enumerate(pointers):
             factor = f.splat(f.load(self.scalar, pointer, channel), self.lanes)
             for j in range(vectors):
-                acc[r * vectors + j] = f.fma(factor, columns[j], acc[r * vectors + j])
+                acc[r * vectors + j] = multiply_add(f, factor, columns[j], acc[r * vectors + j])
 
 
 @cache
@@ -310,14 +371,23 @@ class _Chunk:
             with k.loop(low, k.smin(high, whole)) as loop:
                 at = loop.index * width
                 panel = k.offset(w, at * depth, emitter.scalar)
-                self._tiles((first, last), (x, panel), column + at, k.i64(width), emitter.vectors, masked=False)
+                self._tiles(
+                    (first, last),
+                    (x, panel),
+                    column + at,
+                    k.i64(width),
+                    emitter.vectors,
+                    masked=False,
+                )
                 loop.next()
         if emitter.spec.tail:
             with k.if_(high > whole):
                 at = whole * width
                 panel = k.offset(w, at * depth, emitter.scalar)
                 limit = words["group_columns"] - at
-                self._tiles((first, last), (x, panel), column + at, limit, emitter.spec.tail, masked=True)
+                self._tiles(
+                    (first, last), (x, panel), column + at, limit, emitter.spec.tail, masked=True
+                )
 
     def _tiles(
         self,
@@ -339,11 +409,28 @@ class _Chunk:
         def call(micro: Function, x: Value, pixel: Value, count: Value) -> None:
             extras = [k.slot(3 + i) for i in range(len(self.emitter.spec.finish.extras))]
             place = (pixel, count, self.words["columns"], column, limit)
-            k.call(micro, sources[1], self.geometry, self.table, self.zero, x, k.slot(2), *extras, *place)
+            k.call(
+                micro,
+                sources[1],
+                self.geometry,
+                self.table,
+                self.zero,
+                x,
+                k.slot(2),
+                *extras,
+                *place,
+            )
 
         def run(pixel: Value, size: int, count: Value) -> None:
             if not self.emitter.spec.pointwise:
-                k.call(self.emitter.windows.locator, self.geometry, self.table, pixel, k.i64(size), count)
+                k.call(
+                    self.emitter.windows.locator,
+                    self.geometry,
+                    self.table,
+                    pixel,
+                    k.i64(size),
+                    count,
+                )
             call(self.emitter.micros[vectors, size, masked], sources[0], pixel, count)
 
         with k.loop(first, end, rows) as loop:
@@ -425,15 +512,29 @@ def launch_conv(
     rows, column_groups = _chunking(depth * taps, columns, width)
     blocks = ceildiv(g.pixels, rows)
     group_bytes = depth * taps * packed_columns(columns, lanes, width) * dtype.itemsize
-    own = (depth, columns, -(-columns // width), row * depth, blocks, column_groups, rows, group_bytes)
-    words.update(zip(_OWN_WORDS, (*own, depth * dtype.itemsize), strict=True))
+    own = (
+        depth,
+        columns,
+        -(-columns // width),
+        row * depth,
+        blocks,
+        column_groups,
+        rows,
+        group_bytes,
+    )
+    words |= dict(zip(_OWN_WORDS, (*own, depth * dtype.itemsize), strict=True))
     args: list[Arg] = [*slots, *(DimArg(words[name]) for name in _names(spread=spread is not None))]
-    ctx.launch(_conv_kernel(isa, spec), args, blocks * column_groups * groups, scratch=max(depth * dtype.itemsize, 64))
+    ctx.launch(
+        _conv_kernel(isa, spec),
+        args,
+        blocks * column_groups * groups,
+        scratch=max(depth * dtype.itemsize, 64),
+    )
 
 
 @lowering(PackedConv)
 def lower_packed_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Weights in panels, x channels-last, f32 or f64."""
+    """Weights in panels, x channels-last, any dtype of `KERNEL_DTYPES`."""
     op, operands, body, extras = split_epilogue(node)
     assert isinstance(op, PackedConv)
     x, w = operands
@@ -442,14 +543,26 @@ def lower_packed_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None
     result, dtype = node.result.type, x.type.dtype
     plan = plan_finish(dtype, result.shape, result.dtype, body, extras)
     channels = x.type.shape[-1]
-    if plan is None or dtype not in (DType.F32, DType.F64) or not isinstance(channels, int):
+    if plan is None or dtype not in KERNEL_DTYPES or not isinstance(channels, int):
         return False
     shape, out = x.type.shape, result.shape
     before = tuple(b for b, _ in op.pads)
     g = Window(
-        shape[0], shape[1:-1], out[1:-1], channels, op.columns, op.kernel, op.strides, op.dilations, before
+        shape[0],
+        shape[1:-1],
+        out[1:-1],
+        channels,
+        op.columns,
+        op.kernel,
+        op.strides,
+        op.dilations,
+        before,
     )
-    slots = [SlotArg(ctx.slot(x)), SlotArg(ctx.slot(w)), SlotArg(ctx.slot(node.result), writes=True)]
+    slots = [
+        SlotArg(ctx.slot(x)),
+        SlotArg(ctx.slot(w)),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
     slots += [SlotArg(ctx.slot(e)) for e in extras]
     launch_conv(ctx, isa, g, op.groups, slots, plan)
     return None

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.conv_ops import DepthwiseConv
+from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, DepthwiseConv
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.channelwise import launch_channelwise
 from rlx.backends.cpu.kernels.tile import plan_finish
 from rlx.backends.cpu.kernels.window import Window
 from rlx.backends.cpu.lowering import lowering, split_epilogue
-from rlx.base.dtypes import DType
 from rlx.ir.graph import Node
 from rlx.kernel.program import SlotArg
 from rlx.kernel.schedule import LoweringContext
@@ -17,7 +16,7 @@ from rlx.kernel.schedule import LoweringContext
 
 @lowering(DepthwiseConv)
 def lower_depthwise(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """x channels-last, weights [taps, columns], f32 or f64."""
+    """x channels-last, weights [taps, columns], any dtype of `KERNEL_DTYPES`."""
     op, operands, body, extras = split_epilogue(node)
     assert isinstance(op, DepthwiseConv)
     x, w = operands
@@ -26,13 +25,29 @@ def lower_depthwise(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     result, dtype = node.result.type, x.type.dtype
     plan = plan_finish(dtype, result.shape, result.dtype, body, extras)
     channels, columns = x.type.shape[-1], result.shape[-1]
-    if plan is None or dtype not in (DType.F32, DType.F64) or not (isinstance(channels, int) and isinstance(columns, int)):
+    if (
+        plan is None
+        or dtype not in KERNEL_DTYPES
+        or not (isinstance(channels, int) and isinstance(columns, int))
+    ):
         return False
     shape, before = x.type.shape, tuple(b for b, _ in op.pads)
     g = Window(
-        shape[0], shape[1:-1], result.shape[1:-1], channels, columns, op.kernel, op.strides, op.dilations, before
+        shape[0],
+        shape[1:-1],
+        result.shape[1:-1],
+        channels,
+        columns,
+        op.kernel,
+        op.strides,
+        op.dilations,
+        before,
     )
-    slots = [SlotArg(ctx.slot(x)), SlotArg(ctx.slot(w)), SlotArg(ctx.slot(node.result), writes=True)]
+    slots = [
+        SlotArg(ctx.slot(x)),
+        SlotArg(ctx.slot(w)),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
     slots += [SlotArg(ctx.slot(e)) for e in extras]
     launch_channelwise(ctx, isa, "conv", g, slots, plan, dtype=dtype)
     return None

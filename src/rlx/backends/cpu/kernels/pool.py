@@ -29,9 +29,27 @@ def lower_pool(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         return False
     counted = None
     if op.kind == "avg" and op.count_include_pad:
-        counted = tuple(extent + after for extent, (_, after) in zip(shape[1:-1], op.pads, strict=True))
+        counted = tuple(
+            extent + after for extent, (_, after) in zip(shape[1:-1], op.pads, strict=True)
+        )
     before = tuple(b for b, _ in op.pads)
-    g = Window(shape[0], shape[1:-1], op.out, channels, channels, op.kernel, op.strides, op.dilations, before)
-    slots = [SlotArg(ctx.slot(x)), SlotArg(ctx.slot(x)), SlotArg(ctx.slot(node.result), writes=True)]
-    launch_channelwise(ctx, isa, op.kind, g, slots, Finish(dtype.compute, dtype), dtype=dtype, counted=counted)
+    g = Window(
+        shape[0],
+        shape[1:-1],
+        op.out,
+        channels,
+        channels,
+        op.kernel,
+        op.strides,
+        op.dilations,
+        before,
+    )
+    slots = [
+        SlotArg(ctx.slot(x)),
+        SlotArg(ctx.slot(x)),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
+    launch_channelwise(
+        ctx, isa, op.kind, g, slots, Finish(dtype.compute, dtype), dtype=dtype, counted=counted
+    )
     return None

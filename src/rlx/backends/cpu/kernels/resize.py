@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Interpolation along neighbouring axes.
 
-    out[n, o_1, ..., o_R, c] = sum_{t_R} w_R[t_R, o_R] * (... sum_{t_1} w_1[t_1, o_1] * x[n, i_1, ..., i_R, c])
+    out[n, o_1, ..., o_R, c] = sum_{t_R} w_R[t_R, o_R] * (... sum_{t_1} w_1[t_1, o_1] * x[n, i_1,
+    ..., i_R, c])
 
-with i_a = index_a[t_a, o_a]: 1 tap per axis for `nearest`, 2 for `linear`, 4 for `cubic`. A small kernel fills a table
-of indices and weights per resized axis; extents may be known only at run time, so coordinates are exact rationals of
-64-bit integers there as well. Then vectors run over the channels c, or, where nothing lies behind the last resized
-axis, over its positions with gathers. Axes that do not stand together are resized one group after the other.
+with i_a = index_a[t_a, o_a]: 1 tap per axis for `nearest`, 2 for `linear`, 4 for `cubic`. A small
+kernel fills a table of indices and weights per resized axis; extents may be known only at run time,
+so coordinates are exact rationals of 64-bit integers there as well. Then vectors run over the
+channels c, or, where nothing lies behind the last resized axis, over its positions with gathers.
+Axes that do not stand together are resized one group after the other.
 """
 
 from __future__ import annotations
@@ -59,7 +61,9 @@ def _floor_divide(f: Function, a: Value, b: Value) -> Value:
     return f.select(quotient * b > a, quotient - 1, quotient)
 
 
-def _fraction(f: Function, spec: _TableSpec, i: Value, dims: Sequence[Value]) -> tuple[Value, Value]:
+def _fraction(
+    f: Function, spec: _TableSpec, i: Value, dims: Sequence[Value]
+) -> tuple[Value, Value]:
     """Return the coordinate of position i as (numerator, denominator > 0); dims: in, out, scale's p and q."""
     extent, out, p, q = dims
     match spec.coordinate:
@@ -133,12 +137,18 @@ def _table_kernel(isa: Isa, spec: _TableSpec) -> Emitted:
 
 
 def _store_taps(
-    k: Kernel, spec: _TableSpec, fraction: tuple[Value, Value], i: Value, extents: tuple[Value, Value, Value]
+    k: Kernel,
+    spec: _TableSpec,
+    fraction: tuple[Value, Value],
+    i: Value,
+    extents: tuple[Value, Value, Value],
 ) -> None:
     top, bottom = fraction
     extent, out, last = extents
     floor = _floor_divide(k, top, bottom)
-    rest = k.int_to_float(top - floor * bottom, F64, signed=True) / k.int_to_float(bottom, F64, signed=True)
+    rest = k.int_to_float(top - floor * bottom, F64, signed=True) / k.int_to_float(
+        bottom, F64, signed=True
+    )
     weights = _weights(k, spec, rest)
     start = -1 if spec.mode == "cubic" else 0
     indices = [floor + (start + t) for t in range(len(weights))]
@@ -218,7 +228,9 @@ class _Emitter:
                 offset = offset + self._index(a, t, places[a]) * strides[a]
             offsets[combination] = offset
         factors = [
-            [self._splat(self.weights[a], a, t, place) for t in range(spec.taps)] if self.weights else []
+            [self._splat(self.weights[a], a, t, place) for t in range(spec.taps)]
+            if self.weights
+            else []
             for a, place in enumerate(places)
         ]
         out = k.offset(k.slot(1), index * (self.outs[-1] * self.channels), self.stored)
@@ -248,7 +260,11 @@ class _Emitter:
                 for lead, offset in offsets.items()
                 for t in range(spec.taps)
             }
-            mine = [self._splat(self.weights[last], last, t, place) for t in range(spec.taps)] if self.weights else []
+            mine = (
+                [self._splat(self.weights[last], last, t, place) for t in range(spec.taps)]
+                if self.weights
+                else []
+            )
             target = k.offset(out, place * self.channels, self.stored)
 
             def vector(at: Value, tail: Value | None) -> None:
@@ -276,16 +292,23 @@ class _Emitter:
             at = loop.index
             mask = k.tail_mask(positions - at, self.stored)
             kind = vec(I64, self.lanes)
-            steps = [k.load_masked(kind, self.tables[last], mask, positions * t + at) for t in range(spec.taps)]
+            steps = [
+                k.load_masked(kind, self.tables[last], mask, positions * t + at)
+                for t in range(spec.taps)
+            ]
             mine = [
-                k.load_masked(self.vector, self.weights[last], mask, positions * t + at) if self.weights else None
+                k.load_masked(self.vector, self.weights[last], mask, positions * t + at)
+                if self.weights
+                else None
                 for t in range(spec.taps)
             ]
 
             def read(taps: tuple[int, ...]) -> Value:
-                return k.gather(self.stored, rows[taps[:-1]], steps[taps[-1]], mask)  # noqa: B023  (used at once)
+                return k.gather(self.stored, rows[taps[:-1]], steps[taps[-1]], mask)
 
-            self._store(self._sum(read, [*factors, [m for m in mine if m is not None]]), out, at, mask)
+            self._store(
+                self._sum(read, [*factors, [m for m in mine if m is not None]]), out, at, mask
+            )
             loop.next()
 
     def _sum(self, read: _Read, factors: Sequence[Sequence[Value]]) -> Value:
@@ -342,11 +365,17 @@ def _resize_kernel(isa: Isa, spec: _Spec) -> Emitted:
 def lower_resize(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     """Groups of up to three neighbouring resized axes, one kernel each."""
     op, x = node.op, node.operands[0]
-    if not isinstance(op, Resize) or x is None or x.type.dtype.is_complex or x.type.dtype in (DType.I4, DType.U4):
+    if (
+        not isinstance(op, Resize)
+        or x is None
+        or x.type.dtype.is_complex
+        or x.type.dtype in (DType.I4, DType.U4)
+    ):
         return False
     dtype, shape = x.type.dtype, list(x.type.shape)
     groups = _groups([a for a in range(len(shape)) if not op.is_copied(a, shape[a])])
-    # Sums between groups would be rounded to the dtype; only where that is no rounding may there be several.
+    # Sums between groups would be rounded to the dtype; only where that is no rounding may there be
+    # several.
     exact = op.mode == "nearest" or dtype in (DType.F32, DType.F64)
     if not groups or (len(groups) > 1 and not exact):
         return False
@@ -400,15 +429,24 @@ def _known(extent: Dim) -> int:
     return extent if isinstance(extent, int) else _UNKNOWN_EXTENT
 
 
-def _launch_table(ctx: LoweringContext, isa: Isa, op: Resize, axis: int, extent: Dim, compute: DType) -> list[Arg]:
+def _launch_table(
+    ctx: LoweringContext, isa: Isa, op: Resize, axis: int, extent: Dim, compute: DType
+) -> list[Arg]:
     """Emit the launch that fills the table of an axis; return it as arguments."""
     taps, out, given = _TAPS[op.mode], op.sizes[axis], op.scales[axis]
     spec = _TableSpec(op.mode, op.coordinate, op.nearest, op.cubic_a, op.exclude_outside, compute)
     slots = [ctx.temporary(out * (taps * 8))]
     if taps > 1:
         slots.append(ctx.temporary(out * (taps * compute.itemsize)))
-    p, q = (out, extent) if given is None else (scale_ratio(given).numerator, scale_ratio(given).denominator)
-    args: list[Arg] = [*(SlotArg(s, writes=True) for s in slots), *(DimArg(d) for d in (extent, out, p, q))]
+    p, q = (
+        (out, extent)
+        if given is None
+        else (scale_ratio(given).numerator, scale_ratio(given).denominator)
+    )
+    args: list[Arg] = [
+        *(SlotArg(s, writes=True) for s in slots),
+        *(DimArg(d) for d in (extent, out, p, q)),
+    ]
     may_fail = less_equal(1, extent) is not True
     ctx.launch(_table_kernel(isa, spec), args, ceildiv(out, _ENTRIES_PER_CHUNK), may_fail=may_fail)
     return [SlotArg(s) for s in slots]

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finishing a tile of accumulators: the epilogue's operands, its body, masked stores.
 
-A tile is `rows` x `vectors` accumulators of a row-major result [rows, n]. A cheap epilogue is emitted inline on the
-registers; a long one exists once as a function over a tile stored in a small buffer.
+A tile is `rows` x `vectors` accumulators of a row-major result [rows, n]. A cheap epilogue is
+emitted inline on the registers; a long one exists once as a function over a tile stored in a small
+buffer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class Extra:
     """A further operand of an epilogue.
 
     Attributes:
-        kind: `full` (the shape of the result), `column` (one per column), `row` (one per row), or `one`.
+        kind: `full` (the shape of the result), `column` (one per column), `row` (one per row), or
+            `one`.
         dtype: of its elements.
     """
 
@@ -195,7 +197,9 @@ class TileFinisher:
         with self.module.function(f"finish{vectors}{'t' if masked else ''}", params) as f:
             tile, rows, out, *rest = f.args
             extras, (row, count, n, col, limit) = rest[:-5], rest[-5:]
-            finisher = Finisher(f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit))
+            finisher = Finisher(
+                f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit)
+            )
             with f.loop(0, count) as loop:
                 base = f.offset(tile, loop.index * (vectors * self.lanes), self.vector)
                 values = [f.load(self.vector, base, j * self.lanes) for j in range(vectors)]
@@ -223,7 +227,8 @@ class TileFinisher:
             rows: the accumulators.
             out: start of the result.
             extras: pointers to the epilogue's operands.
-            place: first row, number of valid rows, columns of the result, first column, valid columns from there.
+            place: first row, number of valid rows, columns of the result, first column, valid
+                columns from there.
             masked: the last vector may be partial.
             certain: how many rows are valid whatever the count says.
             places: pointer to the numbers of the rows (i64) when they are spread.
@@ -236,7 +241,18 @@ class TileFinisher:
                 for j, value in enumerate(values):
                     f.store(value, buffer, (i * vectors + j) * self.lanes)
             numbers = buffer if places is None else places
-            f.call(self._functions[vectors, masked], buffer, numbers, out, *extras, row, count, n, col, limit)
+            f.call(
+                self._functions[vectors, masked],
+                buffer,
+                numbers,
+                out,
+                *extras,
+                row,
+                count,
+                n,
+                col,
+                limit,
+            )
             return
         finisher = Finisher(f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit))
         for i, values in enumerate(rows):

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sliding windows over channels-last tensors: geometry, and pointers to what the taps of several windows read.
 
-Convolutions and pools work on tiles of consecutive output pixels, (image, z, y, x) flattened. For every tap a tile
-needs one pointer per pixel: to the input pixel, or where that lies outside of the input to a row of neutral elements
-(zeros, or -inf for a maximum). A few vector instructions make them for all pixels at once. Lines and images are volumes
-with extents of 1.
+Convolutions and pools work on tiles of consecutive output pixels, (image, z, y, x) flattened. For
+every tap a tile needs one pointer per pixel: to the input pixel, or where that lies outside of the
+input to a row of neutral elements (zeros, or -inf for a maximum). A few vector instructions make
+them for all pixels at once. Lines and images are volumes with extents of 1.
 
-All extents are integers in a small array, the geometry, that a kernel fills from its arguments once per call.
+All extents are integers in a small array, the geometry, that a kernel fills from its arguments once
+per call.
 """
 
 from __future__ import annotations
@@ -30,23 +31,53 @@ __all__ = [
     "Window",
     "WindowEmitter",
     "divide",
+    "multiply_add",
     "window_words",
 ]
 
-WINDOW_WORDS = (
-    "taps pixels columns pixel_bytes depth_in height width_in out_depth out_height out_width "
-    "stride_z stride_y stride_x pad_z pad_y pad_x dilation_z dilation_y dilation_x span_y span_x "
-    "step_x jump_y jump_z row_bytes plane_bytes image_bytes runs run_step pitch reach_y reach_x"
-).split()
-"""The integers that every window kernel takes, in the order of its arguments; bytes where the name says so."""
+WINDOW_WORDS: list[str] = [
+    "taps",
+    "pixels",
+    "columns",
+    "pixel_bytes",
+    "depth_in",
+    "height",
+    "width_in",
+    "out_depth",
+    "out_height",
+    "out_width",
+    "stride_z",
+    "stride_y",
+    "stride_x",
+    "pad_z",
+    "pad_y",
+    "pad_x",
+    "dilation_z",
+    "dilation_y",
+    "dilation_x",
+    "span_y",
+    "span_x",
+    "step_x",
+    "jump_y",
+    "jump_z",
+    "row_bytes",
+    "plane_bytes",
+    "image_bytes",
+    "runs",
+    "run_step",
+    "pitch",
+    "reach_y",
+    "reach_x",
+]
+"""The integers every window kernel takes, in the order of its arguments; bytes where named so."""
 
-SPREAD_WORDS = ["out_image", "out_plane", "out_line", "out_step", "out_origin"]
-"""Further ones of kernels whose windows are not consecutive rows of the result: row numbers, linear in (n, z, y, x)."""
+SPREAD_WORDS: list[str] = ["out_image", "out_plane", "out_line", "out_step", "out_origin"]
+"""Those of kernels whose windows are spread over the result: row numbers, linear in (n, z, y, x)."""
 
 _PLACES = 192
 _ROWS = 320
 TABLE_WORDS = 56
-"""i64 words of the table of one tile: z, y, x of tap 0 as i32[16] each, its byte offset and the result's row as i64[16]."""
+"""i64 words of a tile's table: z, y, x of tap 0 as i32[16], its byte offset and row as i64[16]."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +119,10 @@ class Window:
     @property
     def is_pointwise(self) -> bool:
         """Whether each window is exactly the pixel where the result is written."""
-        same = all(k == 1 and s == 1 and b == 0 for k, s, b in zip(self.kernel, self.strides, self.before, strict=True))
+        same = all(
+            k == 1 and s == 1 and b == 0
+            for k, s, b in zip(self.kernel, self.strides, self.before, strict=True)
+        )
         return same and self.space == self.out
 
 
@@ -118,12 +152,12 @@ def window_words(g: Window, itemsize: int, spread: Spread | None = None) -> dict
     values += [dx * pixel, (dy * w - span_x) * pixel, (dz * h - span_y) * w * pixel]
     values += [w * pixel, h * w * pixel, d * h * w * pixel]
     values += [ky, dy * w * pixel, sx * pixel, (ky - 1) * dy + 1, (kx - 1) * dx + 1]
-    words = dict(zip(WINDOW_WORDS, values, strict=True))
+    words: dict[str, Dim] = dict(zip(WINDOW_WORDS, values, strict=True))
     if spread is not None:
         (fd, fh, fw), (tz, ty, tx) = _three(spread.space, 1), _three(spread.steps, 1)
         pz, py, px = _three(spread.first, 0)
         rows: list[Dim] = [fd * fh * fw, tz * fh * fw, ty * fw, tx, (pz * fh + py) * fw + px]
-        words.update(zip(SPREAD_WORDS, rows, strict=True))
+        words |= dict(zip(SPREAD_WORDS, rows, strict=True))
     return words
 
 
@@ -131,6 +165,11 @@ def divide(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
     """Return (quotient, remainder) of extents; the divisor is at least 1 wherever a chunk runs."""
     quotient = f.emit(I64, f"udiv i64 {a.text}, {b.text}")
     return quotient, a - quotient * b
+
+
+def multiply_add(f: Function, a: Value, b: Value, c: Value) -> Value:
+    """Return a * b + c: rounded once for floats, wrapping for integers."""
+    return f.fma(a, b, c) if a.type.is_float else a * b + c
 
 
 @dataclass(frozen=True)
@@ -191,7 +230,9 @@ class Taps:
         x, outside = sources
         index = vec(I32, lanes)
         self.places = [f.load(index, f.offset(table, array * 64)) for array in range(3)]
-        self.bases = f.load(vec(I64, lanes), f.offset(table, _PLACES)) + f.splat(f.to_address(x), lanes)
+        self.bases = f.load(vec(I64, lanes), f.offset(table, _PLACES)) + f.splat(
+            f.to_address(x), lanes
+        )
         self.outside = f.splat(f.to_address(outside), lanes)
         self.extents = [f.splat(narrow(name), lanes) for name in ("depth_in", "height", "width_in")]
         self.dilation = [narrow(f"dilation_{axis}") for axis in "zyx"]
@@ -208,7 +249,9 @@ class Taps:
         none = self.f.i32(0)
         return Walk(self.f.i64(0), (none, none, none))
 
-    def within(self, walk: Walk, low: Sequence[Value] | None = None, high: Sequence[Value] | None = None) -> Value:
+    def within(
+        self, walk: Walk, low: Sequence[Value] | None = None, high: Sequence[Value] | None = None
+    ) -> Value:
         """Return the mask of pixels whose tap lies in x, or between other bounds (z, y, x as vectors of i32)."""
         axes = (0, 1, 2) if self.volume else (1, 2)
         out: Value | None = None
@@ -253,7 +296,9 @@ class WindowEmitter:
         spread: windows are not consecutive rows of the result.
     """
 
-    def __init__(self, module: Module, names: Sequence[str], *, volume: bool, spread: bool = False) -> None:
+    def __init__(
+        self, module: Module, names: Sequence[str], *, volume: bool, spread: bool = False
+    ) -> None:
         self.module = module
         self.volume = volume
         self.spread = spread
@@ -285,7 +330,13 @@ class WindowEmitter:
     def locator(self) -> Function:
         """The function (geometry, table, pixel, rows, count) that fills the table of a tile."""
         if self._locator is None:
-            params = [("geometry", PTR), ("table", PTR), ("pixel", I64), ("rows", I64), ("count", I64)]
+            params = [
+                ("geometry", PTR),
+                ("table", PTR),
+                ("pixel", I64),
+                ("rows", I64),
+                ("count", I64),
+            ]
             with self.module.function("locate", params) as f:
                 self._locate(f)
             self._locator = f
@@ -301,16 +352,25 @@ class WindowEmitter:
         with f.loop(0, rows, carry=[image, z, y, x]) as loop:
             image, z, y, x = loop.carry
             iz, iy, ix = (
-                v * word[f"stride_{axis}"] - word[f"pad_{axis}"] for v, axis in zip((z, y, x), "zyx", strict=True)
+                v * word[f"stride_{axis}"] - word[f"pad_{axis}"]
+                for v, axis in zip((z, y, x), "zyx", strict=True)
             )
             offset = (
-                image * word["image_bytes"] + iz * word["plane_bytes"] + iy * word["row_bytes"] + ix * word["pixel_bytes"]
+                image * word["image_bytes"]
+                + iz * word["plane_bytes"]
+                + iy * word["row_bytes"]
+                + ix * word["pixel_bytes"]
             )
             for array, value in enumerate((iz, iy, ix)):
                 f.store(f.trunc(value, I32), f.offset(table, array * 64), loop.index)
             f.store(offset, f.offset(table, _PLACES), loop.index)
             if self.spread:
-                row = word["out_origin"] + image * word["out_image"] + z * word["out_plane"] + y * word["out_line"]
+                row = (
+                    word["out_origin"]
+                    + image * word["out_image"]
+                    + z * word["out_plane"]
+                    + y * word["out_line"]
+                )
                 f.store(row + x * word["out_step"], f.offset(table, _ROWS), loop.index)
             # Rows after the last valid one repeat it: they are computed and dropped.
             last = loop.index + 1 >= count
@@ -326,7 +386,9 @@ class WindowEmitter:
                 f.select(last, x, f.select(wrap_x, 0, x + 1)),
             )
 
-    def inside(self, k: Function, words: dict[str, Value], pixel: Value, x: Value, rows: int) -> tuple[Value, Value]:
+    def inside(
+        self, k: Function, words: dict[str, Value], pixel: Value, x: Value, rows: int
+    ) -> tuple[Value, Value]:
         """Return whether a tile lies in one row of windows and wholly reads x (images only), and where its tap 0 is."""
         line, ox = divide(k, pixel, words["out_width"])
         image, oy = divide(k, line, words["out_height"])
@@ -367,8 +429,9 @@ class RowPointers:
     def spaced(base: Value, multiples: dict[int, Value], count: int) -> RowPointers:
         """Rows a run-time distance apart, of which the odd multiples in bytes are given.
 
-        An even multiple is an odd one times a power of two, which the machine's address forms contain: all rows take
-        a register for the base and half as many for the multiples, where a pointer for each would not fit.
+        An even multiple is an odd one times a power of two, which the machine's address forms
+        contain: all rows take a register for the base and half as many for the multiples, where a
+            pointer for each would not fit.
         """
         return RowPointers(base=base, multiples=tuple(multiples.items()), count=count)
 

@@ -22,7 +22,9 @@ from rlx.kernel.program import DimArg, Program, SlotArg, SlotKind, ThunkKind
 from rlx.kernel.schedule import schedule
 
 _NO_ERROR = (1 << 63) - 1
-_SIGNATURE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
+_SIGNATURE = ctypes.CFUNCTYPE(
+    None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64
+)
 
 
 _PAGE = mmap.PAGESIZE
@@ -53,22 +55,33 @@ class LoweredGraph:
         objects = [compile_text(kernel.text, isa) for kernel in kernels.values()]
         self.library = Library(objects, list(kernels), isa)
 
-    def run(self, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    def run(
+        self, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None
+    ) -> dict[str, Array]:
         """Return the outputs by name; chunks run as one range, then one by one backwards: equal bit for bit."""
         env: dict[str, int] = {}
         for value in self.graph.inputs:
             for dim, extent in zip(value.type.shape, inputs[value.name].shape, strict=True):
                 if not isinstance(dim, int) and str(dim).isidentifier():
                     env[str(dim)] = extent
-        params = {n: p.data for n, p in self.graph.params.items() if p.data is not None} | dict(constants or {})
+        params = {n: p.data for n, p in self.graph.params.items() if p.data is not None} | dict(
+            constants or {}
+        )
         first = self._run(env, inputs, params, split=False)
         second = self._run(env, inputs, params, split=True)
         for name, array in first.items():
-            assert array.tobytes() == second[name].tobytes(), f"{name} depends on how chunks are split"
+            assert array.tobytes() == second[name].tobytes(), (
+                f"{name} depends on how chunks are split"
+            )
         return first
 
     def _run(
-        self, env: dict[str, int], inputs: Mapping[str, Array], params: Mapping[str, Array], *, split: bool
+        self,
+        env: dict[str, int],
+        inputs: Mapping[str, Array],
+        params: Mapping[str, Array],
+        *,
+        split: bool,
     ) -> dict[str, Array]:
         buffers: list[Array] = []
         for slot in self.program.slots:
@@ -99,7 +112,9 @@ class LoweredGraph:
         assert all(self.program.slots[i].kind is SlotKind.OUTPUT for i in self.program.outputs)
         return out
 
-    def _launch(self, thunk: Any, env: dict[str, int], buffers: list[Array], *, split: bool) -> None:
+    def _launch(
+        self, thunk: Any, env: dict[str, int], buffers: list[Array], *, split: bool
+    ) -> None:
         dims: list[int] = []
         args: list[int] = []
         for arg in thunk.args:

@@ -29,16 +29,36 @@ def _isas() -> list[Isa]:
 
 ISAS = pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
 WINDOWS: dict[str, tuple[Shape, dict[str, Any]]] = {
-    "halved": ((2, 6, 21, 35), {"kernel": (2, 2), "strides": (2, 2), "pads": ((0, 0), (0, 0)), "out": (3, 10)}),
-    "padded": ((1, 9, 33, 35), {"kernel": (3, 3), "strides": (2, 2), "pads": ((1, 1), (1, 1)), "out": (5, 17)}),
-    "ceil": ((1, 4, 4, 3), {"kernel": (3, 3), "strides": (2, 2), "pads": ((0, 0), (0, 0)), "out": (2, 2)}),
-    "wide": ((1, 7, 30, 20), {"kernel": (5, 9), "strides": (1, 1), "pads": ((2, 2), (4, 4)), "out": (7, 30)}),
+    "halved": (
+        (2, 6, 21, 35),
+        {"kernel": (2, 2), "strides": (2, 2), "pads": ((0, 0), (0, 0)), "out": (3, 10)},
+    ),
+    "padded": (
+        (1, 9, 33, 35),
+        {"kernel": (3, 3), "strides": (2, 2), "pads": ((1, 1), (1, 1)), "out": (5, 17)},
+    ),
+    "ceil": (
+        (1, 4, 4, 3),
+        {"kernel": (3, 3), "strides": (2, 2), "pads": ((0, 0), (0, 0)), "out": (2, 2)},
+    ),
+    "wide": (
+        (1, 7, 30, 20),
+        {"kernel": (5, 9), "strides": (1, 1), "pads": ((2, 2), (4, 4)), "out": (7, 30)},
+    ),
     "line": ((2, 40, 5), {"kernel": (4,), "strides": (2,), "pads": ((1, 0),), "out": (19,)}),
     "volume": (
         (1, 4, 5, 3, 18),
-        {"kernel": (2, 3, 1), "strides": (1, 2, 2), "pads": ((1, 0), (1, 1), (0, 0)), "out": (4, 3, 2)},
+        {
+            "kernel": (2, 3, 1),
+            "strides": (1, 2, 2),
+            "pads": ((1, 0), (1, 1), (0, 0)),
+            "out": (4, 3, 2),
+        },
     ),
-    "nothing": ((0, 4, 4, 3), {"kernel": (2, 2), "strides": (1, 1), "pads": ((0, 0), (0, 0)), "out": (3, 3)}),
+    "nothing": (
+        (0, 4, 4, 3),
+        {"kernel": (2, 2), "strides": (1, 1), "pads": ((0, 0), (0, 0)), "out": (3, 3)},
+    ),
 }
 CASES = [
     ("max", DType.F32, False),
@@ -77,7 +97,9 @@ def _data(shape: Shape, dtype: DType) -> Array:
 @ISAS
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize(("kind", "dtype", "counted"), CASES)
-def test_matches_reference(kind: str, dtype: DType, counted: bool, name: str, isa: Isa, lower_graph: Lower) -> None:
+def test_matches_reference(
+    kind: str, dtype: DType, counted: bool, name: str, isa: Isa, lower_graph: Lower
+) -> None:
     shape, window = WINDOWS[name]
     graph = _graph(kind, dtype, counted, shape, window)
     x = _data(shape, dtype)
@@ -89,7 +111,9 @@ def test_matches_reference(kind: str, dtype: DType, counted: bool, name: str, is
         eps = float(np.finfo(np.float32 if dtype is DType.F32 else np.float64).eps)
         if dtype.is_narrow_float:
             eps = 2.0 ** (-10 if dtype is DType.F16 else -7)
-        np.testing.assert_allclose(y, expected, rtol=8 * eps, atol=400 * eps if not dtype.is_narrow_float else eps)
+        np.testing.assert_allclose(
+            y, expected, rtol=8 * eps, atol=400 * eps if not dtype.is_narrow_float else eps
+        )
 
 
 @ISAS
@@ -113,7 +137,12 @@ def test_all_minus_infinity_stays(lower_graph: Lower) -> None:
 
 def test_symbolic_extents(lower_graph: Lower) -> None:
     n, h, w = symbol("N"), symbol("H"), symbol("W")
-    window = {"kernel": (2, 2), "strides": (2, 2), "pads": ((0, 0), (0, 0)), "out": (h // 2, w // 2)}
+    window = {
+        "kernel": (2, 2),
+        "strides": (2, 2),
+        "pads": ((0, 0), (0, 0)),
+        "out": (h // 2, w // 2),
+    }
     graph = _graph("avg", DType.F32, False, (n, h, w, 24), window)
     lowered = lower_graph(graph, host_isa())
     for extents in ((1, 2, 2), (3, 8, 40), (2, 1, 6), (0, 4, 4)):

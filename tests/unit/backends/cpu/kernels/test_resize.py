@@ -28,7 +28,13 @@ def _isas() -> list[Isa]:
 
 
 ISAS = pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
-COORDINATES = ("half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel", "half_pixel_symmetric")
+COORDINATES = (
+    "half_pixel",
+    "asymmetric",
+    "align_corners",
+    "pytorch_half_pixel",
+    "half_pixel_symmetric",
+)
 ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 SHAPES: list[tuple[Shape, Shape, tuple[float | None, ...] | None]] = [
     ((2, 5, 7, 24), (2, 10, 14, 24), None),
