@@ -131,6 +131,12 @@ class Rewriter:
             value.uses[node, index] = None
         self.changed = True
 
+    def add_operand(self, node: Node, value: Value) -> None:
+        """Append an operand to a node (a capture of its regions)."""
+        value.uses[node, len(node.operands)] = None
+        node.operands = (*node.operands, value)
+        self.changed = True
+
     def replace_node(self, node: Node, values: Sequence[Value]) -> None:
         """Replace all results of a node and erase it."""
         for old, new in zip(node.results, values, strict=True):

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlx.ir.graph import Block, Graph, Node
+from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ir.rewrite import GraphRewriter
 from rlx.ops.control import If, Loop, Scan
 from rlx.ops.leaf import Constant, DimTensor
 from rlx.passes.manager import PassContext
 
-__all__ = ["Captures"]
+__all__ = ["Captures", "first_capture", "weight_values"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Captures:
 
 def _visit(block: Block, rewriter: GraphRewriter) -> None:
     for node in block:
-        first = _first_capture(node)
+        first = first_capture(node)
         if first is None:
             continue
         for index in range(first[0], len(node.operands)):
@@ -44,7 +44,7 @@ def _visit(block: Block, rewriter: GraphRewriter) -> None:
         _drop_unread(node, first, rewriter)
 
 
-def _first_capture(node: Node) -> tuple[int, int] | None:
+def first_capture(node: Node) -> tuple[int, int] | None:
     """Return (operand index, region parameter index) of the first capture."""
     match node.op:
         case If():
@@ -90,3 +90,22 @@ def _drop_unread(node: Node, first: tuple[int, int], rewriter: GraphRewriter) ->
     types = [r.type for r in node.results]
     new = rewriter.before(node).emit_typed(node.op, operands, types, node.regions)
     rewriter.replace_node(node, new.results)
+
+
+def weight_values(graph: Graph) -> set[Value]:
+    """Return the params of a graph and the region parameters that capture them."""
+    found = graph.param_values()
+    _collect(graph.block, found)
+    return found
+
+
+def _collect(block: Block, found: set[Value]) -> None:
+    for node in block:
+        first = first_capture(node)
+        if first is None:
+            continue
+        for region in node.regions:
+            for index in range(first[0], len(node.operands)):
+                if node.operands[index] in found:
+                    found.add(region.parameters[first[1] + index - first[0]])
+            _collect(region, found)

@@ -148,7 +148,7 @@ def _before_transpose(
     back: Permutation,
     leaves: set[Value],
     broadcasts: bool,
-) -> Value | None | bool:
+) -> Value | bool | None:
     """Return the operand with the transpose taken off, or False where that would cost a transpose at run time."""
     if operand is None or operand.type.rank == 0:
         return operand

@@ -16,6 +16,7 @@ from rlx.passes.fold import Fold
 from rlx.passes.fuse import FormRegions, FuseEpilogues, FuseRegions
 from rlx.passes.hoist import Hoist
 from rlx.passes.layout import ChannelsLast, SinkTransposes
+from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
 
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
@@ -95,6 +96,7 @@ PASSES: dict[str, type[Any]] = {
         FuseEpilogues,
         FuseRegions,
         Hoist,
+        LiftParamWork,
         RecognizeAttention,
         SinkTransposes,
     )

@@ -17,11 +17,16 @@ from rlx.base.target import Claims, Target
 from rlx.ir.graph import Graph
 from rlx.ops.evaluate import evaluate
 from rlx.passes.dce import Dce
+from rlx.passes.fold import Fold
 from rlx.passes.hoist import Hoist, ParamProgram
+from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, PassContext, Pipeline
 from rlx.passes.pipelines import default_pipeline
 
 __all__ = ["Program", "compile_graph"]
+
+_PACKED_GROWTH = 256
+"""A packed layout may pad a narrow matrix to a whole panel."""
 
 
 @dataclass
@@ -76,8 +81,13 @@ def compile_graph(graph: Graph, backend: Backend, target: Target, options: Compi
     default_pipeline(claims).run(graph, context)
     own = backend.passes(target)
     if own:
-        hoist = Entry(Hoist(), "what those passes compute from weights is computed once")
-        Pipeline((*own, hoist, Entry(Dce(), "what they replaced is unread"))).run(graph, context)
+        after = (
+            Entry(Fold(), "small weights are constants, and so are they packed"),
+            Entry(LiftParamWork(), "also what they compute from the weights of branches"),
+            Entry(Hoist(growth=_PACKED_GROWTH), "what they compute from weights is computed once"),
+            Entry(Dce(), "what they replaced is unread"),
+        )
+        Pipeline((*own, *after)).run(graph, context)
     passed = time.perf_counter()
     compiled = backend.compile(graph, target, options)
     seconds = {"passes": passed - started, "backend": time.perf_counter() - passed}

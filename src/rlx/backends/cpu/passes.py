@@ -20,6 +20,7 @@ from rlx.ops.matmul import MatMul
 from rlx.ops.region import WithEpilogue
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
+from rlx.passes.captures import weight_values
 from rlx.passes.manager import Entry, PassContext
 
 __all__ = ["PackMatMul", "cpu_passes"]
@@ -40,7 +41,7 @@ class PackMatMul:
         """Apply to all blocks; return whether anything changed."""
         del ctx
         rewriter = Rewriter(graph.facts)
-        weights = graph.param_values()
+        weights = weight_values(graph)
         for node in list(graph.block.walk()):
             if _anchor(node) is MatMul and node.operands[1] in weights:
                 self._pack(rewriter, node)
