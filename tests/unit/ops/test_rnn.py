@@ -114,7 +114,7 @@ def test_rnn_with_an_activation_per_direction() -> None:
     def affine(v: Array) -> Array:
         return 0.5 * v + 0.1
 
-    functions = (relu, affine)
+    functions: list[Any] = [relu, affine]
     for k, n in np.ndindex(2, B):
         h: Any = np.zeros(H)
         for t in _steps("bidirectional", k, T):
