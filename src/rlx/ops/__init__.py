@@ -175,6 +175,9 @@ from rlx.ops.operators import (
 from rlx.ops.pool import (
     Pool,
 )
+from rlx.ops.qmatmul import (
+    QuantizedMatMul,
+)
 from rlx.ops.quant import (
     DequantizeLinear,
     QuantizeLinear,

@@ -18,6 +18,7 @@ from rlx.passes.hoist import Hoist
 from rlx.passes.layout import ChannelsLast, SinkTransposes
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
+from rlx.passes.qmatmul import RecognizeQuantizedMatMul
 
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
 
@@ -29,6 +30,7 @@ _CLEAN = (
 )
 
 _RECOGNISE = (
+    Entry(RecognizeQuantizedMatMul(), "needs the integer weights, before they are dequantised once and for all"),
     Entry(
         RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"
     ),
@@ -98,6 +100,7 @@ PASSES: dict[str, type[Any]] = {
         Hoist,
         LiftParamWork,
         RecognizeAttention,
+        RecognizeQuantizedMatMul,
         SinkTransposes,
     )
 }

@@ -52,7 +52,7 @@ class CpuBackend:
     def claims(self, target: Target) -> Claims:
         """Return what has kernels here."""
         del target
-        return cpu_claims()
+        return cpu_claims(self._isa())
 
     def passes(self, target: Target) -> Sequence[Any]:
         """Return the weight packing passes."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from rlx.backends.cpu.isa import Isa
 from rlx.base.target import Claims
 
 __all__ = ["cpu_claims"]
@@ -14,10 +15,11 @@ _OPS = frozenset(
 )
 
 
-def cpu_claims() -> Claims:
-    """Return the claims."""
+def cpu_claims(isa: Isa) -> Claims:
+    """Return the claims for an instruction set."""
+    integer = frozenset({"quantized_matmul"}) if isa.has_vnni else frozenset[str]()
     return Claims(
-        ops=_OPS,
-        epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}),
+        ops=_OPS | integer,
+        epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}) | integer,
         layouts=(("conv", "nhwc"), ("conv_transpose", "nhwc"), ("pool", "nhwc")),
     )

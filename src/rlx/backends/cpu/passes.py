@@ -10,14 +10,18 @@ from typing import Any, ClassVar
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.matmul import panel_width
-from rlx.backends.cpu.ops import PackedMatMul, PackPanels
+from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul, PackPanels, PackQuads, QuadOffsets
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
 from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
-from rlx.ir.graph import Graph, Node
+from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.matmul import MatMul
-from rlx.ops.region import WithEpilogue
+from rlx.ops.elementwise import mul
+from rlx.ops.movement import expand
+from rlx.ops.qmatmul import QuantizedMatMul
+from rlx.ops.region import Region, WithEpilogue
+from rlx.ops.spec import building
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
 from rlx.passes.captures import weight_values
@@ -65,12 +69,67 @@ class PackMatMul:
         rewriter.replace_node(node, new.results)
 
 
+@dataclass(frozen=True)
+class PackQuantizedMatMul:
+    """quantized_matmul(a, w) -> packed_quantized_matmul(a, pack_quads(w), offsets, scales). Exact."""
+
+    isa: Isa
+    name: ClassVar[str] = "cpu-pack-quantized-matmul"
+
+    def run(self, graph: Graph, ctx: PassContext) -> bool:
+        """Apply to all blocks; return whether anything changed."""
+        del ctx
+        rewriter = Rewriter(graph.facts)
+        for node in list(graph.block.walk()):
+            if _anchor(node) is QuantizedMatMul:
+                self._pack(rewriter, node)
+        return rewriter.changed
+
+    def _pack(self, rewriter: Rewriter, node: Node) -> None:
+        a, a_scale, a_zero, w, w_scale = node.operands[:5]
+        assert a is not None
+        assert a_scale is not None
+        assert w is not None
+        assert w_scale is not None
+        depth, columns = w.type.shape
+        builder = rewriter.before(node)
+        with building(builder):
+            if not isinstance(depth, int) or not isinstance(columns, int) or depth % 4:
+                base = QuantizedMatMul().decompose(a, a_scale, a_zero, w, w_scale)
+                operands, op = [base], None
+            else:
+                shift = 128 if a.type.dtype is DType.I8 else 0
+                quads = builder.emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
+                offsets = builder.emit_one(QuadOffsets(shift), w, a_zero)
+                scales = expand(mul(w_scale, a_scale), (columns,))
+                op = PackedQuantizedMatMul(columns)
+                operands = [a, quads, offsets, scales]
+        if op is None:
+            self._finish_decomposed(rewriter, node, operands[0])
+            return
+        wrapped: Op = WithEpilogue(op, 4, node.op.body) if isinstance(node.op, WithEpilogue) else op
+        new = builder.emit_typed(wrapped, [*operands, *node.operands[5:]], [r.type for r in node.results])
+        rewriter.replace_node(node, new.results)
+
+    @staticmethod
+    def _finish_decomposed(rewriter: Rewriter, node: Node, product: Value) -> None:
+        """Put the f32 product in place; its epilogue becomes a region of its own."""
+        if not isinstance(node.op, WithEpilogue):
+            rewriter.replace_node(node, [product])
+            return
+        region = Region(node.op.body, product.type.shape)
+        operands = [product, *node.operands[5:]]
+        new = rewriter.before(node).emit_typed(region, operands, [r.type for r in node.results])
+        rewriter.replace_node(node, new.results)
+
+
 def cpu_passes(isa: Isa) -> Sequence[Any]:
     """Return the backend's own passes in order."""
     return (
         Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
         Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
         Entry(FormRegions(), "so are weights that come at run time, per call"),
+        Entry(PackQuantizedMatMul(isa), "integer weights likewise; those the kernel cannot take become f32 products"),
         Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),
         Entry(PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"),
     )

@@ -38,7 +38,7 @@ from rlx.ops.spec import building
 
 __all__ = ["MAX_CONSTANT_INTEGERS", "Frame", "ImportedModel", "Importer", "Scope", "import_model"]
 
-MAX_CONSTANT_INTEGERS = 1024
+MAX_CONSTANT_INTEGERS = 8192
 """Integer and bool tensors up to this size are constants; larger ones are weights."""
 
 _RESERVED = frozenset({"floordiv", "mod", "min", "max"})  # functions of extent expressions

@@ -24,9 +24,10 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
-from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, storage_type, vec
+from rlx.backends.cpu.emit import load_value
+from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
-from rlx.backends.cpu.ops import PackedMatMul
+from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
@@ -67,11 +68,18 @@ class _Spec:
 
     finish: Finish
     batch_axes: int = 0
+    quantized: DType | None = None
+    """Of a where it is i8 or u8: then b holds i8, four of a column's k in one i32, and sums are integers."""
 
     @property
     def dtype(self) -> DType:
-        """Of both operands."""
-        return self.finish.dtype
+        """Of the elements that are walked: both operands, or i32 quads of bytes."""
+        return DType.I32 if self.quantized else self.finish.dtype
+
+    @property
+    def pointers(self) -> int:
+        """How many pointers a finisher gets besides the result: the epilogue's, and what integer sums need."""
+        return len(self.finish.extras) + (2 if self.quantized else 0)
 
 
 class _Emitter:
@@ -91,7 +99,7 @@ class _Emitter:
             for rows in range(1, self.tile.rows + 1)
             for panels in sorted({1, self.panels_for(rows)})
         }
-        self.plain = spec.finish.body is None and spec.finish.result is spec.dtype
+        self.plain = spec.finish.body is None and spec.finish.result is spec.dtype and not spec.quantized
         self.finishers = {masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain}
 
     def panels_for(self, rows: int) -> int:
@@ -120,7 +128,7 @@ class _Emitter:
         count = panels * self.tile.vectors
         # Panels follow one another at a distance of k lines.
         bases = [b if p == 0 else f.offset(b, k * (self.width * p), self.scalar) for p in range(panels)]
-        with f.loop(0, k, carry=[f.const(0.0, self.vector)] * (rows * count)) as loop:
+        with f.loop(0, k, carry=[f.const(0, self.vector)] * (rows * count)) as loop:
             current = list(loop.carry)
             streams = [f.offset(base, loop.index * self.width, self.scalar) for base in bases]
             left = f.offset(a, loop.index, self.scalar)
@@ -131,11 +139,24 @@ class _Emitter:
                 for stream in streams:
                     self._prefetch(f, stream)
             for i in range(rows):
-                factor = f.splat(f.load(self.scalar, f.offset(left, k * i, self.scalar)), self.lanes)
+                factor = self._factor(f, f.load(self.scalar, f.offset(left, k * i, self.scalar)))
                 for j in range(count):
-                    current[i * count + j] = f.fma(factor, columns[j], current[i * count + j])
+                    current[i * count + j] = self._multiply_add(f, factor, columns[j], current[i * count + j])
             loop.next(*current)
         return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
+
+    def _factor(self, f: Function, value: Value) -> Value:
+        """Return an element of a (or four bytes of one) for all columns."""
+        if self.spec.quantized is DType.I8:
+            value = value ^ -0x7F7F7F80  # 0x80 in every byte: x + 128 as an unsigned byte
+        return f.splat(value, self.lanes)
+
+    def _multiply_add(self, f: Function, factor: Value, column: Value, total: Value) -> Value:
+        if not self.spec.quantized:
+            return f.fma(factor, column, total)
+        quads = vec(I8, 4 * self.lanes)
+        name = f"x86.avx512.vpdpbusd.{32 * self.lanes}"
+        return f.intrinsic(name, total, f.bitcast(factor, quads), f.bitcast(column, quads))
 
     def _prefetch(self, f: Function, stream: Value) -> None:
         for start in range(0, self.scalar.itemsize * self.width, 64):
@@ -143,19 +164,35 @@ class _Emitter:
 
     def _finisher(self, masked: bool) -> Function:
         """Return the function that applies the epilogue to a tile of sums and stores it."""
-        extras = [(f"x{i}", PTR) for i in range(len(self.spec.finish.extras))]
+        extras = [(f"x{i}", PTR) for i in range(self.spec.pointers)]
         params = [("tile", PTR), ("out", PTR), *extras, *((name, I64) for name in ("row", "rows", "col", "n"))]
         with self.module.function(f"finish{'t' if masked else ''}", params) as f:
             tile, out, *pointers = f.args[:-4]
             row, rows, col, n = f.args[-4:]
             starts = range(0, self.width, self.lanes)
             masks = [f.tail_mask(n - col - s, self.vector) if masked else None for s in starts]
-            finisher = Finisher(f, self.spec.finish, pointers, n, col, masks)
+            used = self.spec.pointers - len(self.spec.finish.extras)
+            finisher = Finisher(f, self.spec.finish, pointers[used:], n, col, masks)
+            scaled = self._scaling(f, pointers[:used], col, masks)
             with f.loop(0, rows) as loop:
                 base = f.offset(tile, loop.index * self.width, self.scalar)
-                finisher.row([f.load(self.vector, base, s) for s in starts], out, row + loop.index)
+                sums = [f.load(self.vector, base, s) for s in starts]
+                finisher.row([scaled(j, value) for j, value in enumerate(sums)], out, row + loop.index)
                 loop.next()
         return f
+
+    def _scaling(
+        self, f: Function, pointers: list[Value], col: Value, masks: list[Value | None]
+    ) -> Callable[[int, Value], Value]:
+        """Return what turns the sums of vector j into results: for integers (sum + offset[n]) * scale[n]."""
+        if not self.spec.quantized:
+            return lambda _, value: value
+        offsets, scales = (
+            [load_value(f, dtype, p, col + j * self.lanes, self.lanes, m) for j, m in enumerate(masks)]
+            for dtype, p in zip((DType.I32, DType.F32), pointers, strict=True)
+        )
+        real = vec(F32, self.lanes)
+        return lambda j, value: f.int_to_float(value + offsets[j], real, signed=True) * scales[j]
 
     def run(self, k: Kernel, operands: _Operands, row: Value, panel: Value, shape: _Shape) -> None:
         """Emit one tile: sums straight into the result where nothing else is to be done, else through a buffer."""
@@ -232,11 +269,13 @@ def _tile_rows(
 
 @cache
 def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: a, b, c, extras..., m, row blocks, column groups, k, n, then per batch axis (extent, a, b) strides."""
+    """Arguments: a, b, c, (offsets, scales,) extras..., m, row blocks, column groups, k, n, then per batch axis
+    (extent, a, b) strides.
+    """
     module = Module(isa)
     emitter = _Emitter(module, spec)
-    nargs = 3 + len(spec.finish.extras) + 5 + 3 * spec.batch_axes
-    with module.kernel("gemm", nargs) as k:
+    nargs = 3 + spec.pointers + 5 + 3 * spec.batch_axes
+    with module.kernel("qgemm" if spec.quantized else "gemm", nargs) as k:
         buffer = k.alloca(emitter.vector, emitter.tile.rows * emitter.tile.vectors)
         with k.loop(k.begin, k.end) as chunk:
             _chunk(k, emitter, chunk.index, buffer)
@@ -245,7 +284,7 @@ def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
 
 
 def _chunk(k: Kernel, emitter: _Emitter, index: Value, buffer: Value) -> None:
-    spec, count = emitter.spec, len(emitter.spec.finish.extras)
+    spec, count = emitter.spec, emitter.spec.pointers
     m, blocks, groups = k.dim(3 + count), k.dim(4 + count), k.dim(5 + count)
     depth, n = k.dim(6 + count), k.dim(7 + count)
     a, b, c = k.slot(0), k.slot(1), k.slot(2)
@@ -380,6 +419,30 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, k, op.columns)]
     ctx.launch(_matmul_kernel(isa, spec), args, chunks=blocks * groups)
+    return None
+
+
+@lowering(PackedQuantizedMatMul)
+def lower_quantized(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+    """Bytes times i8 weights in quads: [..., K] x [panels, K / 4, width, 4] -> f32 [..., N]."""
+    op, operands, body, extras = split_epilogue(node)
+    assert isinstance(op, PackedQuantizedMatMul)
+    a, b, offsets, scales = operands
+    assert a is not None
+    assert b is not None
+    assert offsets is not None
+    assert scales is not None
+    result = node.result.type
+    how = plan_finish(DType.F32, result.shape, result.dtype, body, extras)
+    if how is None:
+        return False
+    m, quads = product(a.type.shape[:-1]), a.type.shape[-1] // 4
+    blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
+    groups = _groups(m, op.columns, quads, panel_width(isa, DType.I32))
+    args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(ctx.slot(b)), SlotArg(ctx.slot(node.result), writes=True)]
+    args += [SlotArg(ctx.slot(x)) for x in (offsets, scales, *extras)]
+    args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, quads, op.columns)]
+    ctx.launch(_matmul_kernel(isa, _Spec(how, quantized=a.type.dtype)), args, chunks=blocks * groups)
     return None
 
 
