@@ -28,9 +28,8 @@ def _normal(*shape: int) -> Array:
 def _sum(x: Array, length: int, sign: int) -> Array:
     """The transform of the last axis by its definition, zero-padded or cut."""
     n = min(x.shape[-1], length)
-    rows: Any = np.expand_dims(np.arange(n), 1)
-    columns: Any = np.arange(length)
-    angle = np.asarray(rows * columns, np.float64) * (sign * 2 * np.pi / length)
+    turns = [[row * column for column in range(length)] for row in range(n)]
+    angle = np.array(turns, np.float64) * (sign * 2 * np.pi / length)
     return x[..., :n].astype(complex) @ np.exp(1j * angle)
 
 
