@@ -65,7 +65,7 @@ class CpuBackend:
         """Schedule, build and link a graph."""
         del target
         from rlx.backends.cpu import kernels  # noqa: F401, PLC0415  (registers the lowerings)
-        from rlx.backends.cpu.lowering import CpuLowerer  # noqa: PLC0415
+        from rlx.backends.cpu.lowerer import CpuLowerer  # noqa: PLC0415
         from rlx.backends.cpu.program import CpuProgram  # noqa: PLC0415
         from rlx.backends.cpu.quota import available_cpus  # noqa: PLC0415
         from rlx.kernel.schedule import schedule  # noqa: PLC0415

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the lowering of a graph by hand: every launch's chunks are called on arrays through ctypes."""
+"""Runs the lowering of a graph by hand: chunks of launches are called through ctypes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ import pytest
 from rlx.backends.cpu.abi import CTX, Emitted
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.jit import Library, compile_text
-from rlx.backends.cpu.lowering import CpuLowerer
+from rlx.backends.cpu.lowerer import CpuLowerer
 from rlx.base.dims import evaluate
 from rlx.base.numeric import Array
 from rlx.ir.graph import Graph
 from rlx.kernel.program import DimArg, Program, SlotArg, SlotKind, ThunkKind
 from rlx.kernel.schedule import schedule
+from rlx.ops.leaf import Constant
 
 _NO_ERROR = (1 << 63) - 1
 _SIGNATURE = ctypes.CFUNCTYPE(
@@ -33,7 +34,7 @@ _LIBC.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def _guarded(nbytes: int) -> Array:
-    """Return bytes that end where no access is allowed: a read or write behind them ends the process."""
+    """Return bytes that end where no access is allowed: touching what follows ends the process."""
     size = -(-nbytes // _PAGE) * _PAGE
     block = np.frombuffer(mmap.mmap(-1, size + _PAGE), np.uint8)
     assert _LIBC.mprotect(block.ctypes.data + size, _PAGE, 0) == 0
@@ -43,7 +44,7 @@ def _guarded(nbytes: int) -> Array:
 
 
 class LoweredGraph:
-    """A graph lowered once; `run` computes it on arrays, in two ways of splitting chunks that must agree."""
+    """A graph lowered once; `run` computes it in two ways of splitting chunks that must agree."""
 
     def __init__(self, graph: Graph, isa: Isa) -> None:
         self.graph = graph
@@ -58,7 +59,7 @@ class LoweredGraph:
     def run(
         self, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return the outputs by name; chunks run as one range, then one by one backwards: equal bit for bit."""
+        """Return the outputs; one range of chunks, and one by one backwards, must agree in every bit."""
         env: dict[str, int] = {}
         for value in self.graph.inputs:
             for dim, extent in zip(value.type.shape, inputs[value.name].shape, strict=True):
@@ -83,13 +84,15 @@ class LoweredGraph:
         *,
         split: bool,
     ) -> dict[str, Array]:
-        buffers: list[Array] = []
-        for slot in self.program.slots:
-            buffers.append(_guarded(evaluate(slot.nbytes, env)))
+        buffers = [_guarded(evaluate(slot.nbytes, env)) for slot in self.program.slots]
         for index, value in zip(self.program.inputs, self.graph.inputs, strict=True):
             buffers[index][:] = np.frombuffer(inputs[value.name].tobytes(), np.uint8)
         for index, value in self.program.weights.items():
-            data = params[value.name] if value.producer is None else value.producer.op.data.array  # pyright: ignore
+            if value.producer is None:
+                data = params[value.name]
+            else:
+                assert isinstance(value.producer.op, Constant)
+                data = value.producer.op.data.array
             buffers[index][:] = np.frombuffer(data.tobytes(), np.uint8)
         for thunk in self.program.thunks:
             if thunk.kind is ThunkKind.BIND:
