@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operators private to the CPU backend: channels-last convolutions with weights in the layouts its kernels read."""
+"""Operators private to the CPU backend: channels-last convolutions over packed weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product as cartesian
+from math import prod
 
 import numpy as np
 
@@ -49,7 +50,7 @@ def _extents(
 
 
 def packed_columns(columns: int, lanes: int, width: int) -> int:
-    """Return how many columns packed weights have: whole panels, and a last one padded to whole vectors."""
+    """Return the columns of packed weights: whole panels, and a last one of whole vectors."""
     whole, rest = divmod(columns, width)
     return whole * width + -(-rest // lanes) * lanes
 
@@ -57,7 +58,7 @@ def packed_columns(columns: int, lanes: int, width: int) -> int:
 @op("cpu.pack_conv")
 @dataclass(frozen=True)
 class PackConv(Op):
-    """[O, I / groups, *kernel] -> [groups, taps * (I / groups) * padded]: per group panels of `width` columns.
+    """[O, I / groups, *kernel] -> [groups, taps * (I / groups) * padded]: panels per group.
 
     A panel is [taps, I / groups, width]; the last one is only as many whole vectors wide as it
     needs, padded with zeros.
@@ -76,7 +77,7 @@ class PackConv(Op):
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
         if w.rank < 3 or not w.is_static or int(w.shape[0]) % self.groups:
             raise TypeRuleError(
-                f"packs static weights [O, I / groups, *kernel] with O % {self.groups} == 0, not {w}"
+                f"packs static weights [O, I / groups, *kernel] of {self.groups} groups, not {w}"
             )
         depth = product(w.shape[1:])
         return w.with_shape(
@@ -89,9 +90,7 @@ class PackConv(Op):
     def reference(self, w: Array) -> Array:  # noqa: D102
         columns = w.shape[0] // self.groups
         # [groups, columns, channels, taps] -> [groups, taps, channels, columns]
-        split = w.reshape(self.groups, columns, w.shape[1], int(np.prod(w.shape[2:]))).transpose(
-            0, 3, 2, 1
-        )
+        split = w.reshape(self.groups, columns, w.shape[1], prod(w.shape[2:])).transpose(0, 3, 2, 1)
         return _pack(split, self.lanes, self.width)
 
 
@@ -123,7 +122,7 @@ def _unpack(packed: Array, taps: int, channels: int, columns: int, lanes: int, w
 
 @dataclass(frozen=True)
 class _Window(Op):
-    """What all channels-last convolutions have: kernel, strides, dilations and (before, after) padding per axis."""
+    """What all channels-last convolutions have; pads are (before, after) per axis."""
 
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
@@ -141,7 +140,7 @@ class _Window(Op):
         return _extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, self.pads)
 
     def taps(self, x: Array) -> Iterator[tuple[int, Array]]:
-        """Yield (tap, the part of the zero-padded x that it multiplies, one element per output point)."""
+        """Yield (tap, what it multiplies: the part of the zero-padded x, per output point)."""
         pads = [(int(b), int(a)) for b, a in self.pads]
         out = _extents(x.shape[1:-1], self.kernel, self.strides, self.dilations, tuple(pads))
         padded = np.pad(x, [(0, 0), *((max(b, 0), max(a, 0)) for b, a in pads), (0, 0)])
@@ -180,14 +179,14 @@ class PackedConv(_Window):
         padded = packed_columns(self.columns // self.groups, self.lanes, self.width)
         if not isinstance(depth, int) or depth % self.groups or x.dtype is not w.dtype:
             raise TypeRuleError(f"{x} and packed weights {w} do not fit {self.groups} groups")
-        needed = (self.groups, depth // self.groups * int(np.prod(self.kernel)) * padded)
+        needed = (self.groups, depth // self.groups * prod(self.kernel) * padded)
         if w.shape != needed:
             raise TypeRuleError(f"packed weights are {w.shape}, needed {needed}")
         return x.with_shape((x.shape[0], *extents, self.columns))
 
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
         per_group = x.shape[-1] // self.groups
-        columns, count = self.columns // self.groups, int(np.prod(self.kernel))
+        columns, count = self.columns // self.groups, prod(self.kernel)
         matrix = _unpack(w, count, per_group, columns, self.lanes, self.width)
         total: Array | None = None
         for tap, seen in self.taps(x):
@@ -217,12 +216,7 @@ class DepthwiseConv(_Window):
             and channels > 0
             and columns % channels == 0
         )
-        if (
-            w.rank != 2
-            or w.shape[0] != int(np.prod(self.kernel))
-            or not fits
-            or x.dtype is not w.dtype
-        ):
+        if w.rank != 2 or w.shape[0] != prod(self.kernel) or not fits or x.dtype is not w.dtype:
             raise TypeRuleError(
                 f"{x} and weights {w} are no depthwise convolution with kernel {self.kernel}"
             )
@@ -239,7 +233,7 @@ class DepthwiseConv(_Window):
 
 
 def phase_taps(kernel: int, stride: int, dilation: int, phase: int) -> list[int]:
-    """Return the taps that reach output positions p with (p + before) % stride == phase, the last one first.
+    """Return the taps that reach positions p with (p + before) % stride == phase, the last first.
 
     Read in this order they walk the input forward, `dilation / gcd(stride, dilation)` elements
     apart.
@@ -255,7 +249,7 @@ def phases(strides: Sequence[int]) -> list[tuple[int, ...]]:
 @op("cpu.pack_conv_transpose")
 @dataclass(frozen=True)
 class PackConvTranspose(Op):
-    """w [C, O / groups, *kernel] -> the weights of one phase in panels, as `PackConv` lays them out.
+    """[C, O / groups, *kernel] -> the weights of one phase in panels, laid out as by `PackConv`.
 
     Attributes:
         groups: of the transposed convolution.
@@ -281,17 +275,17 @@ class PackConvTranspose(Op):
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
         if w.rank != len(self.phase) + 2 or not w.is_static or int(w.shape[0]) % self.groups:
             raise TypeRuleError(
-                f"packs static weights [C, O / groups, *kernel] with C % {self.groups} == 0, not {w}"
+                f"packs static weights [C, O / groups, *kernel] of {self.groups} groups, not {w}"
             )
         channels, columns, *kernel = (int(d) for d in w.shape)
-        depth = channels // self.groups * int(np.prod([len(t) for t in self._taps(kernel)]))
+        depth = channels // self.groups * prod([len(t) for t in self._taps(kernel)])
         return w.with_shape((self.groups, depth * packed_columns(columns, self.lanes, self.width)))
 
     def reference(self, w: Array) -> Array:  # noqa: D102
         taps = self._taps(w.shape[2:])
         part = w[np.ix_(range(w.shape[0]), range(w.shape[1]), *taps)]
         channels, columns = w.shape[0] // self.groups, w.shape[1]
-        count = int(np.prod([len(t) for t in taps]))
+        count = prod([len(t) for t in taps])
         # [groups, channels, columns, taps] -> [groups, taps, channels, columns]
         split = part.reshape(self.groups, channels, columns, count).transpose(0, 3, 1, 2)
         return _pack(split, self.lanes, self.width)
@@ -300,7 +294,7 @@ class PackConvTranspose(Op):
 @op("cpu.packed_conv_transpose")
 @dataclass(frozen=True)
 class PackedConvTranspose(Op):
-    """Transposed convolution of x [N, *spatial, C] with the packed weights of each phase -> [N, *out, columns].
+    """Transposed convolution of x [N, *spatial, C] with packed phases -> [N, *out, columns].
 
     Attributes:
         kernel: taps per spatial axis, of all phases together.
@@ -326,7 +320,7 @@ class PackedConvTranspose(Op):
     width: int
 
     def infer(self, x: TensorType, *weights: TensorType) -> TensorType:  # noqa: D102
-        if len(weights) != int(np.prod(self.strides)) or x.rank != len(self.kernel) + 2:
+        if len(weights) != prod(self.strides) or x.rank != len(self.kernel) + 2:
             raise TypeRuleError(f"{x} and {len(weights)} phases do not fit strides {self.strides}")
         out: list[Dim] = []
         for axis, extent in enumerate(x.shape[1:-1]):
@@ -348,7 +342,7 @@ class PackedConvTranspose(Op):
             axes = zip(self.kernel, self.strides, self.dilations, phase, strict=True)
             taps = [phase_taps(*axis) for axis in axes]
             counts = [len(t) for t in taps]
-            split = _unpack(packed, int(np.prod(counts)), channels, columns, self.lanes, self.width)
+            split = _unpack(packed, prod(counts), channels, columns, self.lanes, self.width)
             part = split.transpose(0, 2, 3, 1).reshape(x.shape[-1], columns, *counts)
             w[np.ix_(range(x.shape[-1]), range(columns), *taps)] = part
         whole = ConvTranspose(

@@ -22,7 +22,7 @@ from rlx.backends.cpu.kernels.matmul import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
 from rlx.base.dtypes import DType
 from rlx.base.types import Shape, TensorType
-from rlx.expr.body import Body, BodyBuilder, trace
+from rlx.expr.body import Body, BodyBuilder, Scalar, trace
 from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Graph, Node, Value
@@ -41,10 +41,10 @@ class PackConvolutions:
 
     Where each output channel reads one input channel it becomes a depthwise convolution; a single
     pixel with a 1x1 kernel becomes a matrix product. A transposed convolution gets the weights of
-    each of its phases, or, where windows do not overlap and it has few channels, becomes a pointwise
-    convolution whose result is rearranged. The bias becomes the first step of the epilogue; f16 and
-    bf16 are computed in f32 and rounded there. Exact, but that a bias is added after rounding the
-    sum of f32 products.
+    each of its phases, or, where windows do not overlap and it has few channels, becomes a
+    pointwise convolution whose result is rearranged. The bias becomes the first step of the
+    epilogue; f16 and bf16 are computed in f32 and rounded there. Exact, but that a bias is added
+    after rounding the sum of f32 products.
     """
 
     isa: Isa
@@ -133,7 +133,7 @@ class PackConvolutions:
     def _shuffled(
         self, rewriter: Rewriter, node: Node, op: ConvTranspose, x: Value, w: Value
     ) -> None:
-        """Every pixel gives the channels of its whole window; a region puts them in their places."""
+        """Every pixel gives the channels of its window; a region puts them in their places."""
         builder, rank = rewriter.before(node), len(op.strides)
         channels, columns, *kernel = (int(d) for d in w.type.shape)
         order = (*range(2, 2 + rank), 1, 0)
@@ -152,7 +152,7 @@ class PackConvolutions:
         places = IndexMap(len(full), tuple(AxisMap(a) for a in axes))
         body, extras = _epilogue(node, x.type.dtype)
         if body is None:
-            body = trace(lambda a: a, [x.type.dtype])
+            body = trace(_same, [x.type.dtype])
         others = [self._split_extra(builder, e, node.result.type, full) for e in extras]
         region = Region(body, full, (places, *(None for _ in others)))
         (moved,) = builder.emit(region, split, *others)
@@ -160,7 +160,7 @@ class PackConvolutions:
 
     @staticmethod
     def _split_extra(builder: Builder, extra: Value, result: TensorType, full: Shape) -> Value:
-        """Return an operand of the epilogue as it broadcasts to the space before axes are merged."""
+        """Return an operand of the epilogue as it broadcasts to the space of separate axes."""
         shape = extra.type.shape
         if len(shape) < result.rank or all(d == 1 for d in shape[:-1]):
             return extra
@@ -172,12 +172,16 @@ def _is_plain(op: Conv) -> bool:
     return all(s == 1 for s in op.strides) and all(p == 0 for pair in op.pads for p in pair)
 
 
+def _same(value: Scalar) -> Scalar:
+    return value
+
+
 def _widened(builder: Builder, value: Value) -> Value:
     """Return a narrow float as f32, anything else as it is."""
     dtype = value.type.dtype
     if dtype is dtype.compute:
         return value
-    body = trace(lambda a: a, [dtype], dtype.compute)
+    body = trace(_same, [dtype], dtype.compute)
     return builder.emit_one(Region(body, value.type.shape), value)
 
 

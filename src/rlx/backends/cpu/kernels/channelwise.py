@@ -22,7 +22,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.emit import encode, load_value, maximum
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.kernels.tile import Finish, TileFinisher
+from rlx.backends.cpu.kernels.tile import Finish, Place, TileFinisher
 from rlx.backends.cpu.kernels.window import (
     WINDOW_WORDS,
     RowPointers,
@@ -120,7 +120,7 @@ class _Emitter:
     # Pointers of an edge tile
 
     def _listing(self) -> Function:
-        """(geometry, table, list, counts, outside, x): list[tap][pixel] = address; counts[pixel] = elements averaged."""
+        """Fill list[tap][pixel] with addresses and counts[pixel] with the elements it averages."""
         params = [(name, PTR) for name in ("geometry", "table", "list", "counts", "outside", "x")]
         with self.module.function("list_taps", params) as f:
             geometry, table, target, counts, outside, x = f.args
@@ -164,7 +164,7 @@ class _Emitter:
                 else:
                     acc = self._edge(f, listed, w, geometry, col, tail)
                 rows = [[a if d is None else a / d] for a, d in zip(acc, divisors, strict=True)]
-                place = (row, count, n, col, n - col)
+                place = Place(row, count, n, col, n - col)
                 certain = _ROWS if inner else 1
                 self.finisher.tile(
                     f, rows, out, extras, place, masked=tail is not None, certain=certain
@@ -298,7 +298,7 @@ class _Emitter:
         return loop.out[:_ROWS]
 
     def _sources(self, f: Function, geometry: Value, col: Value) -> Value | None:
-        """Return the input channel of each lane where several output channels share one, else None."""
+        """Return the input channel of each lane where output channels share them, else None."""
         if not self.spec.multiplied:
             return None
         kind = vec(I64, self.lanes)
@@ -311,7 +311,10 @@ class _Emitter:
 
 @cache
 def _channelwise_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: x, w (x again for pooling), out, extras..., integers. Scratch: a neutral row, then pointers."""
+    """Arguments: x, w (x again for pooling), out, extras..., integers.
+
+    Scratch: a neutral row, then pointers.
+    """
     module = Module(isa)
     emitter = _Emitter(module, spec)
     first = 3 + len(spec.finish.extras)
@@ -382,7 +385,6 @@ def launch_channelwise(
     slots: Sequence[SlotArg],
     plan: Finish,
     *,
-    dtype: DType,
     counted: tuple[Dim, ...] | None = None,
 ) -> None:
     """Emit the launch of a depthwise convolution or a pool.
@@ -394,9 +396,10 @@ def launch_channelwise(
         g: its windows.
         slots: x, weights [taps, columns] (x again for a pool), result, operands of the epilogue.
         plan: the epilogue.
-        dtype: of x and the result.
         counted: per axis where the padding ends that an average counts; None when it counts none.
     """
+    # Convolutions have widened x already; a pool stores what it reads.
+    dtype = plan.dtype if kind == "conv" else plan.result
     taps, dilation, stride = g.kernel[-1], g.dilations[-1], g.strides[-1]
     short = taps <= _WIDEST_RUN and stride <= 4 and dilation <= 4
     spec = _Spec(

@@ -34,7 +34,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, PackedConv, packed_columns
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.kernels.tile import Finish, TileFinisher, plan_finish
+from rlx.backends.cpu.kernels.tile import Finish, Place, TileFinisher, plan_finish
 from rlx.backends.cpu.kernels.window import (
     SPREAD_WORDS,
     WINDOW_WORDS,
@@ -51,7 +51,6 @@ from rlx.backends.cpu.kernels.window import (
 from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.base.dims import ceildiv
-from rlx.base.dtypes import DType
 from rlx.ir.graph import Node
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
@@ -61,7 +60,7 @@ __all__ = ["conv_width", "launch_conv", "tile_rows"]
 _UNROLLED_DEPTH = 8
 """Channel counts below this are compiled into the kernel."""
 _UNROLLED_RUN = 32
-"""Runs (kernel width x channels) of few channels up to this many elements are compiled into the kernel."""
+"""Runs (kernel width x channels) of few channels up to this long are compiled into the kernel."""
 _ROW_MULTIPLE = 24
 """Pixels per chunk are a multiple of this: every tile height divides it."""
 _FLOPS_PER_CHUNK = 6_000_000
@@ -146,7 +145,7 @@ class _Emitter:
         self.inner: dict[tuple[int, bool], Function] = {}
 
     def sizes(self, vectors: int) -> list[int]:
-        """Return the tile heights for a panel of that many vectors, ascending; a rest takes the next larger one."""
+        """Return the tile heights for that many vectors; a rest takes the next larger one."""
         rows = tile_rows(self.module.isa, vectors)
         return [*(s for s in (2, 4, 8) if s < rows), rows]
 
@@ -179,17 +178,9 @@ class _Emitter:
             else:
                 acc = self._windows(f, w, geometry, (table, zero, x), rows, vectors)
             tile = [acc[r * vectors : (r + 1) * vectors] for r in range(rows)]
-            places = self.windows.rows(f, table) if self.spec.spread else None
-            self.finisher.tile(
-                f,
-                tile,
-                out,
-                extras,
-                (row, count, n, col, limit),
-                masked=masked,
-                certain=least,
-                places=places,
-            )
+            numbers = self.windows.rows(f, table) if self.spec.spread else None
+            where = Place(row, count, n, col, limit, numbers)
+            self.finisher.tile(f, tile, out, extras, where, masked=masked, certain=least)
         return f
 
     def _pointwise(
@@ -271,7 +262,7 @@ class _Emitter:
     def _channels(
         self, f: Function, depth: Value | int, w: Value, rows: RowPointers, acc: Sequence[Value]
     ) -> tuple[list[Value], Value]:
-        """Add `depth` products per accumulator; return the accumulators and where the weights go on."""
+        """Add `depth` products per accumulator; return accumulators and the next weights."""
         line = len(acc) // rows.count * self.lanes
         current = list(acc)
         # A body of many rows must stay short: the scheduler would move its loads up until registers
@@ -352,7 +343,7 @@ class _Chunk:
         self.table = emitter.windows.table(k)
 
     def emit(self, index: Value) -> None:
-        """Emit the work of a chunk: blocks of pixels vary fastest, then column groups, then channel groups."""
+        """Emit a chunk: pixel blocks vary fastest, then column groups, then channel groups."""
         k, words, emitter = self.k, self.words, self.emitter
         rest, block = divide(k, index, words["blocks"])
         group, part = divide(k, rest, words["column_groups"])

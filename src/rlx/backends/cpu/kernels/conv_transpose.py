@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transposed convolution: one convolution per phase of the output, written into its places of the result.
+"""Transposed convolution: one convolution per phase, written into its places of the result.
 
 Output position p takes tap t from input i where p + before = i * stride + t * dilation. So all p
 with the same remainder r = (p + before) % stride use the same taps, those with t * dilation %
@@ -30,7 +30,7 @@ __all__ = ["phase_windows"]
 def phase_windows(
     op: PackedConvTranspose, shape: Shape, result: Shape, phase: tuple[int, ...]
 ) -> tuple[Window, Spread]:
-    """Return the convolution of a phase over x [N, *spatial, C], and where its windows are in the result."""
+    """Return the convolution of a phase over x [N, *spatial, C], and its place in the result."""
     kernel: list[int] = []
     dilations: list[int] = []
     before: list[Dim] = []

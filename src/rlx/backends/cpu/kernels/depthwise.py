@@ -49,5 +49,5 @@ def lower_depthwise(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         SlotArg(ctx.slot(node.result), writes=True),
     ]
     slots += [SlotArg(ctx.slot(e)) for e in extras]
-    launch_channelwise(ctx, isa, "conv", g, slots, plan, dtype=dtype)
+    launch_channelwise(ctx, isa, "conv", g, slots, plan)
     return None

@@ -49,7 +49,5 @@ def lower_pool(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         SlotArg(ctx.slot(x)),
         SlotArg(ctx.slot(node.result), writes=True),
     ]
-    launch_channelwise(
-        ctx, isa, op.kind, g, slots, Finish(dtype.compute, dtype), dtype=dtype, counted=counted
-    )
+    launch_channelwise(ctx, isa, op.kind, g, slots, Finish(dtype.compute, dtype), counted=counted)
     return None

@@ -64,7 +64,7 @@ def _floor_divide(f: Function, a: Value, b: Value) -> Value:
 def _fraction(
     f: Function, spec: _TableSpec, i: Value, dims: Sequence[Value]
 ) -> tuple[Value, Value]:
-    """Return the coordinate of position i as (numerator, denominator > 0); dims: in, out, scale's p and q."""
+    """Return the coordinate of i as (numerator, denominator > 0); dims: in, out, scale p / q."""
     extent, out, p, q = dims
     match spec.coordinate:
         case "asymmetric":
@@ -96,7 +96,7 @@ def _rounded(f: Function, spec: _TableSpec, top: Value, bottom: Value) -> Value:
 
 
 def _weights(f: Function, spec: _TableSpec, rest: Value) -> list[Value]:
-    """Return the weights of the taps for the part of a coordinate behind its floor. Source: Keys 1981 for cubic."""
+    """Return the taps' weights for a coordinate minus its floor. Source: Keys 1981 (cubic)."""
     left = 1.0 - rest
     if spec.mode == "linear":
         return [left, rest]
@@ -113,7 +113,7 @@ def _weights(f: Function, spec: _TableSpec, rest: Value) -> list[Value]:
 
 @cache
 def _table_kernel(isa: Isa, spec: _TableSpec) -> Emitted:
-    """Arguments: indices (i64 [taps, out]), weights ([taps, out], absent for nearest), in, out, p, q."""
+    """Arguments: indices (i64 [taps, out]), weights ([taps, out], or none), in, out, p, q."""
     module = Module(isa)
     nearest = spec.mode == "nearest"
     first = 1 if nearest else 2
@@ -255,7 +255,7 @@ class _Emitter:
         with k.loop(0, self.outs[-1]) as loop:
             place = loop.index
             steps = [self._index(last, t, place) * self.channels for t in range(spec.taps)]
-            rows = {
+            rows: dict[tuple[int, ...], Value] = {
                 (*lead, t): k.offset(k.slot(0), offset + steps[t], self.stored)
                 for lead, offset in offsets.items()
                 for t in range(spec.taps)
@@ -312,7 +312,7 @@ class _Emitter:
             loop.next()
 
     def _sum(self, read: _Read, factors: Sequence[Sequence[Value]]) -> Value:
-        """Return the weighted sum, the first axis innermost; a moved element in storage form for one tap."""
+        """Return the weighted sum, the first axis innermost; one tap is moved as stored."""
         if self.moves:
             return read((0,) * self.spec.axes)
 
@@ -346,7 +346,7 @@ class _Emitter:
 
 @cache
 def _resize_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: x, out, per axis indices (and weights), extents of x, of the result, channels, lines, block."""
+    """Arguments: x, out, tables per axis, extents of x, of the result, channels, lines, block."""
     module = Module(isa)
     per_axis = 1 if spec.taps == 1 else 2
     with module.kernel("resize", 2 + (per_axis + 2) * spec.axes + 3) as k:

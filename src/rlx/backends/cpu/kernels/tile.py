@@ -20,7 +20,7 @@ from rlx.base.types import Shape
 from rlx.expr.body import Body
 from rlx.ir.graph import Value as GraphValue
 
-__all__ = ["Extra", "Finish", "Finisher", "TileFinisher", "extra_kinds", "plan_finish"]
+__all__ = ["Extra", "Finish", "Finisher", "Place", "TileFinisher", "extra_kinds", "plan_finish"]
 
 _CHEAP_BODY = 6
 """An epilogue of more instructions is emitted once instead of once per accumulator."""
@@ -68,7 +68,7 @@ def _kind(result: Shape, shape: Shape) -> str | None:
 
 @dataclass(frozen=True)
 class Finish:
-    """What happens to accumulators of `dtype`: `body` over (accumulator, extras...), stored as `result`."""
+    """What happens to accumulators of `dtype`: `body`(it, extras...), stored as `result`."""
 
     dtype: DType
     result: DType
@@ -77,7 +77,7 @@ class Finish:
 
     @property
     def expensive(self) -> bool:
-        """Whether the epilogue should exist once as a function instead of inline per accumulator."""
+        """Whether the epilogue should exist once, as a function, and not per accumulator."""
         return self.body is not None and len(self.body.instrs) > _CHEAP_BODY
 
 
@@ -158,8 +158,29 @@ class Finisher:
             store_value(f, finish.result, result, out, at, mask)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a tile lies in the result.
+
+    Attributes:
+        row: first row.
+        count: number of valid rows.
+        n: columns of the result.
+        col: first column.
+        limit: valid columns from there.
+        numbers: pointer to the numbers of the rows (i64) when they do not follow one another.
+    """
+
+    row: Value
+    count: Value
+    n: Value
+    col: Value
+    limit: Value
+    numbers: Value | None = None
+
+
 class TileFinisher:
-    """Finishes whole tiles; holds the functions of long epilogues, one per (vectors, masked) in use.
+    """Finishes whole tiles; holds the functions of long epilogues, one per shape in use.
 
     Args:
         module: where functions go.
@@ -181,14 +202,14 @@ class TileFinisher:
         return [(f"x{i}", PTR) for i in range(len(self.finish.extras))]
 
     def masks(self, f: Function, vectors: int, masked: bool, limit: Value) -> list[Value | None]:
-        """Return the masks of a tile of which `limit` columns are valid; only the last vector may be partial."""
+        """Return the masks of a tile with `limit` valid columns; its last vector is partial."""
         out: list[Value | None] = [None] * vectors
         if masked:
             out[-1] = f.tail_mask(limit - (vectors - 1) * self.lanes, self.vector)
         return out
 
     def prepare(self, vectors: int, masked: bool) -> None:
-        """Emit the function that tiles of this shape need, before the function that calls it is begun."""
+        """Emit what tiles of this shape call; before the calling function is begun."""
         key = (vectors, masked)
         if not self.finish.expensive or key in self._functions:
             return
@@ -214,11 +235,10 @@ class TileFinisher:
         rows: Sequence[Sequence[Value]],
         out: Value,
         extras: Sequence[Value],
-        place: tuple[Value, Value, Value, Value, Value],
+        place: Place,
         *,
         masked: bool,
         certain: int,
-        places: Value | None = None,
     ) -> None:
         """Finish a tile.
 
@@ -227,38 +247,26 @@ class TileFinisher:
             rows: the accumulators.
             out: start of the result.
             extras: pointers to the epilogue's operands.
-            place: first row, number of valid rows, columns of the result, first column, valid
-                columns from there.
+            place: where it lies in the result.
             masked: the last vector may be partial.
             certain: how many rows are valid whatever the count says.
-            places: pointer to the numbers of the rows (i64) when they are spread.
         """
-        row, count, n, col, limit = place
         vectors = len(rows[0])
         if self.finish.expensive:
             buffer = f.alloca(self.vector, len(rows) * vectors)
             for i, values in enumerate(rows):
                 for j, value in enumerate(values):
                     f.store(value, buffer, (i * vectors + j) * self.lanes)
-            numbers = buffer if places is None else places
-            f.call(
-                self._functions[vectors, masked],
-                buffer,
-                numbers,
-                out,
-                *extras,
-                row,
-                count,
-                n,
-                col,
-                limit,
-            )
+            numbers = buffer if place.numbers is None else place.numbers
+            integers = (place.row, place.count, place.n, place.col, place.limit)
+            f.call(self._functions[vectors, masked], buffer, numbers, out, *extras, *integers)
             return
-        finisher = Finisher(f, self.finish, extras, n, col, self.masks(f, vectors, masked, limit))
+        masks = self.masks(f, vectors, masked, place.limit)
+        finisher = Finisher(f, self.finish, extras, place.n, place.col, masks)
         for i, values in enumerate(rows):
-            at = row + i if places is None else f.load(I64, places, i)
+            at = place.row + i if place.numbers is None else f.load(I64, place.numbers, i)
             if i < certain:
                 finisher.row(values, out, at)
             else:
-                with f.if_(count > i):
+                with f.if_(place.count > i):
                     finisher.row(values, out, at)

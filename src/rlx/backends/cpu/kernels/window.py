@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sliding windows over channels-last tensors: geometry, and pointers to what the taps of several windows read.
+"""Sliding windows over channels-last tensors: geometry, and pointers to what taps read.
 
 Convolutions and pools work on tiles of consecutive output pixels, (image, z, y, x) flattened. For
 every tap a tile needs one pointer per pixel: to the input pixel, or where that lies outside of the
@@ -72,7 +72,7 @@ WINDOW_WORDS: list[str] = [
 """The integers every window kernel takes, in the order of its arguments; bytes where named so."""
 
 SPREAD_WORDS: list[str] = ["out_image", "out_plane", "out_line", "out_step", "out_origin"]
-"""Those of kernels whose windows are spread over the result: row numbers, linear in (n, z, y, x)."""
+"""Those of kernels with windows spread over the result: rows, linear in (n, z, y, x)."""
 
 _PLACES = 192
 _ROWS = 320
@@ -128,7 +128,7 @@ class Window:
 
 @dataclass(frozen=True)
 class Spread:
-    """Where in a larger result the windows are: per spatial axis its extent, the distance and the first position."""
+    """Where in a larger result windows are: per spatial axis extent, distance, first position."""
 
     space: tuple[Dim, ...]
     steps: tuple[int, ...]
@@ -141,7 +141,7 @@ def _three(values: Sequence[Dim], fill: Dim) -> tuple[Dim, Dim, Dim]:
 
 
 def window_words(g: Window, itemsize: int, spread: Spread | None = None) -> dict[str, Dim]:
-    """Return the integers of `WINDOW_WORDS` (and `SPREAD_WORDS`) for elements of that many bytes."""
+    """Return the integers of `WINDOW_WORDS` and `SPREAD_WORDS` for elements of `itemsize`."""
     (d, h, w), (od, oh, ow) = _three(g.space, 1), _three(g.out, 1)
     (_, ky, kx), (sz, sy, sx) = _three(g.kernel, 1), _three(g.strides, 1)
     (dz, dy, dx), (bz, by, bx) = _three(g.dilations, 1), _three(g.before, 0)
@@ -252,7 +252,7 @@ class Taps:
     def within(
         self, walk: Walk, low: Sequence[Value] | None = None, high: Sequence[Value] | None = None
     ) -> Value:
-        """Return the mask of pixels whose tap lies in x, or between other bounds (z, y, x as vectors of i32)."""
+        """Return the mask of pixels whose tap lies in x, or between bounds (z, y, x)."""
         axes = (0, 1, 2) if self.volume else (1, 2)
         out: Value | None = None
         for axis in axes:
@@ -311,7 +311,7 @@ class WindowEmitter:
         return f.load(I64, geometry, self._index[name])
 
     def fill(self, k: Kernel, first: int) -> tuple[Value, dict[str, Value]]:
-        """Return the geometry of a kernel whose extent arguments begin at `first`: the array, and all by name."""
+        """Return the geometry from the arguments at `first` on: the array, and all by name."""
         geometry = k.alloca(I64, len(self.names))
         words = {name: k.dim(first + index) for name, index in self._index.items()}
         for name, index in self._index.items():
@@ -389,7 +389,10 @@ class WindowEmitter:
     def inside(
         self, k: Function, words: dict[str, Value], pixel: Value, x: Value, rows: int
     ) -> tuple[Value, Value]:
-        """Return whether a tile lies in one row of windows and wholly reads x (images only), and where its tap 0 is."""
+        """Return whether a tile lies in one row of windows and wholly reads x, and its tap 0.
+
+        For images and lines.
+        """
         line, ox = divide(k, pixel, words["out_width"])
         image, oy = divide(k, line, words["out_height"])
         iy = oy * words["stride_y"] - words["pad_y"]
@@ -407,7 +410,7 @@ class WindowEmitter:
 
 @dataclass(frozen=True)
 class RowPointers:
-    """Where the rows of a tile are: `at(index, scalar type)` gives a pointer per row, `index` elements further."""
+    """Where the rows of a tile are: `at` gives a pointer per row, some elements further."""
 
     pointers: Sequence[Value] = ()
     base: Value | None = None

@@ -59,7 +59,7 @@ class LoweredGraph:
     def run(
         self, inputs: Mapping[str, Array], constants: Mapping[str, Array] | None = None
     ) -> dict[str, Array]:
-        """Return the outputs; one range of chunks, and one by one backwards, must agree in every bit."""
+        """Return the outputs; all chunks at once, and one by one backwards, must agree."""
         env: dict[str, int] = {}
         for value in self.graph.inputs:
             for dim, extent in zip(value.type.shape, inputs[value.name].shape, strict=True):

@@ -18,7 +18,7 @@ from rlx.base.dims import symbol
 from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
 from rlx.base.types import Shape, TensorType
-from rlx.expr.body import Body, trace
+from rlx.expr.body import Body, Scalar, trace
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
@@ -241,22 +241,30 @@ def test_dtypes(dtype: DType, bias: bool, isa: Isa, lower_graph: Lower) -> None:
     transposed((1, 5, 9, 12), (12, 35, 3, 3), strides=(2, 2), **more).check(isa, lower_graph)
 
 
-def _relu_of_sum() -> Body:
-    return trace(lambda a, b, e: ew.relu(a + b + e), [DType.F32] * 3)
+def _relu_of_sum(a: Scalar, b: Scalar, e: Scalar) -> Scalar:
+    return ew.relu(a + b + e)
 
 
-def _silu_chain() -> Body:
-    return trace(lambda a, row, column, one: ew.silu(a * row) + column * one, [DType.F32] * 4)
+def _silu_chain(a: Scalar, row: Scalar, column: Scalar, one: Scalar) -> Scalar:
+    return ew.silu(a * row) + column * one
 
 
-def _narrow_chain() -> Body:
-    return trace(lambda a, e: ew.relu(a) * e, [DType.F16] * 2)
+def _scaled_relu(a: Scalar, e: Scalar) -> Scalar:
+    return ew.relu(a) * e
 
 
 @ISAS
 def test_epilogue_of_a_narrow_float(isa: Isa, lower_graph: Lower) -> None:
     base = conv((1, 5, 9, 12), (20, 12, 3, 3), pads=SAME)
-    more = Case(base.op, base.x, base.w, DType.F16, True, _narrow_chain(), ((1, 5, 9, 20),))
+    more = Case(
+        base.op,
+        base.x,
+        base.w,
+        DType.F16,
+        True,
+        trace(_scaled_relu, [DType.F16] * 2),
+        ((1, 5, 9, 20),),
+    )
     more.check(isa, lower_graph)
 
 
@@ -279,8 +287,8 @@ def test_epilogue(form: str, bias: bool, isa: Isa, lower_graph: Lower) -> None:
     shape = case.op.infer(*types).shape
     row = (*shape[:-1], 1)
     for body, extras in (
-        (_relu_of_sum(), (shape, (shape[-1],))),
-        (_silu_chain(), (row, (1, shape[-1]), (1, 1))),
+        (trace(_relu_of_sum, [DType.F32] * 3), (shape, (shape[-1],))),
+        (trace(_silu_chain, [DType.F32] * 4), (row, (1, shape[-1]), (1, 1))),
     ):
         Case(case.op, case.x, case.w, DType.F32, bias, body, extras).check(isa, lower_graph)
 
@@ -349,8 +357,8 @@ def test_nan_and_infinity_reach_only_their_windows(lower_graph: Lower) -> None:
     x = np.ones((1, 9, 30, 4), np.float32)
     x[0, 4, 10, 2] = np.nan
     y = case.lower(host_isa(), lower_graph)({"x": x})
-    hit = np.isnan(y).all(axis=-1)[0]
+    hit: Array = np.isnan(y[0]).all(axis=-1)
     expected = np.zeros((9, 30), bool)
     expected[3:6, 9:12] = True
-    assert (hit == expected).all()
+    np.testing.assert_array_equal(hit, expected)
     assert np.isfinite(y[0][~expected]).all()

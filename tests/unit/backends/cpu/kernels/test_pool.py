@@ -76,12 +76,13 @@ CASES = [
 ]
 
 
-def _graph(kind: str, dtype: DType, counted: bool, shape: Shape, window: dict[str, Any]) -> Graph:
+def _graph(kind: Any, dtype: DType, counted: bool, shape: Shape, window: dict[str, Any]) -> Graph:
     graph = Graph()
     builder = Builder(graph.block, graph.facts)
     x = graph.add_input("x", TensorType(dtype, shape))
     dilations = (1,) * len(window["kernel"])
-    op = Pool(kind=kind, dilations=dilations, count_include_pad=counted, layout="nhwc", **window)  # pyright: ignore
+    more: dict[str, Any] = {"dilations": dilations, "layout": "nhwc", **window}
+    op = Pool(kind=kind, count_include_pad=counted, **more)
     graph.set_outputs({"y": builder.emit_one(op, x)})
     return graph
 
@@ -98,7 +99,7 @@ def _data(shape: Shape, dtype: DType) -> Array:
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize(("kind", "dtype", "counted"), CASES)
 def test_matches_reference(
-    kind: str, dtype: DType, counted: bool, name: str, isa: Isa, lower_graph: Lower
+    kind: Any, dtype: DType, counted: bool, name: str, isa: Isa, lower_graph: Lower
 ) -> None:
     shape, window = WINDOWS[name]
     graph = _graph(kind, dtype, counted, shape, window)
