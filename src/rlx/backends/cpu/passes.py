@@ -25,6 +25,7 @@ from rlx.ops.spec import building
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
 from rlx.passes.captures import weight_values
+from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, PassContext
 
 __all__ = ["PackMatMul", "cpu_passes"]
@@ -127,6 +128,7 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
     """Return the backend's own passes in order."""
     return (
         Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
+        Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
         Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
         Entry(FormRegions(), "so are weights that come at run time, per call"),
         Entry(PackQuantizedMatMul(isa), "integer weights likewise; those the kernel cannot take become f32 products"),

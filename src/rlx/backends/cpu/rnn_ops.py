@@ -59,7 +59,7 @@ class Recurrence(Op):
     operands = ("gates", "r", "r2?", "recurrent?", "lens?", "h0?", "c0?", "p?")
     layer: Layer
 
-    def infer(  # noqa: D102
+    def infer(  # noqa: D102, PLR0913, PLR0917
         self,
         gates: TensorType,
         r: TensorType,
@@ -94,7 +94,7 @@ class Recurrence(Op):
             return layer.infer(x, w, unpacked, bias, lens, h0, c0, p)
         return layer.infer(x, w, unpacked, bias, lens, h0)
 
-    def reference(  # noqa: D102
+    def reference(  # noqa: D102, PLR0913, PLR0917
         self,
         gates: Array,
         r: Array,

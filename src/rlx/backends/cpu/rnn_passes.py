@@ -81,7 +81,7 @@ def _widened(value: Value | None) -> Value | None:
 def _input_products(
     layer: Layer, x: Value, w: Value, b: Value | None
 ) -> tuple[Value, Value | None]:
-    """Return x @ w' + the biases for all directions side by side, and the bias inside a GRU's reset."""
+    """Return x @ w' + biases, all directions side by side, and the bias inside a GRU's reset."""
     width = layer.directions * layer.gates * layer.hidden
     weights = transpose(reshape(w, (width, w.type.shape[2])), (1, 0))
     if b is None:

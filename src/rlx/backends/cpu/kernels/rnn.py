@@ -137,7 +137,7 @@ class _Emitter:
         return min(self.groups, 4, max(1, _CHAINS // (gates * rows)))
 
     def product(self, gates: int, rows: int, units: int) -> Function:
-        """Return the function (state, weights of the first group, out): out[row][unit][gate] = state @ weights."""
+        """Return (state, weights of a group, out): out[row][unit][gate] = state @ weights."""
         key = (gates, rows, units)
         if key not in self.products:
             params = [("state", PTR), ("r", PTR), ("out", PTR)]
@@ -273,7 +273,7 @@ class _Chunk:
             self._phase(1, states[3], step, self._gru_candidate)
 
     def _phase(self, part: int, source: Value, step: _Step, cell: Callable[[_Point], None]) -> None:
-        """Emit one product of a step and what follows it, over all groups of units and tiles of sequences."""
+        """Emit one product of a step and what follows it, for all units and sequences."""
         k, e = self.k, self.e
         gates = self.spec.parts[part]
         tile = _tile_rows(e.isa, gates)
@@ -555,9 +555,7 @@ def _launch(
 
 
 def _strides(layer: Layer, steps: Dim, batch: Dim) -> tuple[Dim, ...]:
-    """Return the elements between steps and sequences of the gates, steps, directions and sequences of y, and
-    directions and sequences of a state.
-    """
+    """Return the strides of `_DIMS`, in elements."""
     hidden, directions = layer.hidden, layer.directions
     wide, row = directions * layer.gates * hidden, directions * hidden
     if layer.layout:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rlx.backends.cpu.kernels  # noqa: F401  (registers the lowerings)
+import rlx.backends.cpu.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from rlx.backends.cpu.isa import Isa, generic_isa, host_isa
 from rlx.backends.cpu.rnn_ops import Layer
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
@@ -176,7 +176,7 @@ def test_sequences_do_not_depend_on_their_neighbours(lower_graph: Lower) -> None
 @pytest.mark.parametrize("name", ["v3", "neon"])
 def test_compiles_for_other_processors(name: str) -> None:
     from rlx.backends.cpu.jit import compile_text
-    from rlx.backends.cpu.lowering import CpuLowerer
+    from rlx.backends.cpu.lowerer import CpuLowerer
     from rlx.kernel.schedule import schedule
 
     isa = generic_isa(name)
