@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalar bodies as vector SSA: every operator of `rlx.expr.table` on every dtype, in one place.
 
-Region kernels and every epilogue emit their bodies here, so an operator means the same wherever it is fused. A value
-is in *register form* (narrow floats as f32, bool as i1) or in *storage form* (what lies in memory: bits of f16 and
-bf16 as i16, bool as one byte 0 or 1). One vector length serves a whole body; wider element types simply take several
-machine registers. Row instructions are not emitted here: the row kernel provides their values.
+Region kernels and every epilogue emit their bodies here, so an operator means the same wherever it
+is fused. A value is in *register form* (narrow floats as f32, bool as i1) or in *storage form*
+(what lies in memory: bits of f16 and bf16 as i16, bool as one byte 0 or 1). One vector length
+serves a whole body; wider element types simply take several machine registers. Row instructions are
+not emitted here: the row kernel provides their values.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 
 _DIVISIONS = frozenset({"div", "mod", "fmod"})
 _ENCODED: WeakKeyDictionary[Function, dict[str, Value]] = WeakKeyDictionary()
-"""Per function: name of a value rounded to a narrow float -> the bits it was decoded from, so that storing is free."""
+"""Per function: name of a narrow float's register form -> its bits, so that storing is free."""
 
 
 def may_fail(body: Body) -> bool:
@@ -55,7 +56,7 @@ def is_emittable(body: Body) -> bool:
 
 
 def memory_type(dtype: DType) -> Type:
-    """Return the type elements have in memory; complex numbers, which are only moved, are integers of their size."""
+    """Return the type of elements in memory; complex numbers, only moved, are plain integers."""
     if dtype.is_complex:
         return int_type(8 * dtype.itemsize)
     return storage_type(dtype)
@@ -78,7 +79,9 @@ def load_storage(
     return fn.load_masked(kind, pointer, mask, index)
 
 
-def store_storage(fn: Function, value: Value, pointer: Value, index: Operand, mask: Value | None = None) -> None:
+def store_storage(
+    fn: Function, value: Value, pointer: Value, index: Operand, mask: Value | None = None
+) -> None:
     """Store elements in storage form, those of the mask if there is one."""
     if mask is None:
         fn.store(value, pointer, index)
@@ -87,16 +90,28 @@ def store_storage(fn: Function, value: Value, pointer: Value, index: Operand, ma
 
 
 def load_value(
-    fn: Function, dtype: DType, pointer: Value, index: Operand, lanes: int, mask: Value | None = None
+    fn: Function,
+    dtype: DType,
+    pointer: Value,
+    index: Operand,
+    lanes: int,
+    mask: Value | None = None,
 ) -> Value:
     """Load `lanes` elements (0: a scalar) `index` elements after the pointer, in register form."""
-    return decode(fn, dtype, load_storage(fn, vec(storage_type(dtype), lanes), pointer, index, mask))
+    return decode(
+        fn, dtype, load_storage(fn, vec(storage_type(dtype), lanes), pointer, index, mask)
+    )
 
 
 def store_value(
-    fn: Function, dtype: DType, value: Value, pointer: Value, index: Operand, mask: Value | None = None
+    fn: Function,
+    dtype: DType,
+    value: Value,
+    pointer: Value,
+    index: Operand,
+    mask: Value | None = None,
 ) -> None:
-    """Store a value in register form `index` elements after the pointer, rounding to a narrow dtype."""
+    """Store a register value `index` elements after the pointer, rounded to a narrow dtype."""
     store_storage(fn, encode(fn, dtype, value), pointer, index, mask)
 
 
@@ -115,7 +130,7 @@ def decode(fn: Function, dtype: DType, raw: Value) -> Value:
 
 
 def encode(fn: Function, dtype: DType, value: Value) -> Value:
-    """Return the storage form of a value in register form; a narrow float is rounded to nearest even."""
+    """Return the storage form of a register value; narrow floats round to nearest even."""
     if dtype is DType.BOOL:
         return fn.zext(value, storage_type(dtype))
     if dtype in (DType.I4, DType.U4):
@@ -214,7 +229,7 @@ def _pow(e: BodyEmitter, dtype: DType, a: Sequence[Value]) -> Value:
 
 
 def _integer_pow(fn: Function, base: Value, exponent: Value, *, signed: bool) -> Value:
-    """Square and multiply, wrapping; a negative power is 1 / base**n truncated, so 0 unless |base| <= 1."""
+    """Square and multiply, wrapping; a negative power is the inverse truncated to an integer."""
     one = fn.const(1, base.type)
     count = fn.select(exponent < 0, 0 - exponent, exponent) if signed else exponent
     with fn.while_([one, base, count]) as loop:
@@ -317,10 +332,11 @@ class BodyEmitter:
         fn: where to emit; a `Kernel` when the body may fail.
         body: the instructions.
         lanes: vector length (0: scalars).
-        known: values that exist already, by index (inputs first, then instructions), in register form.
+        known: values that exist already, by index (inputs first, then instructions), in register
+            form.
         read: gives an input in storage form when it is first needed.
         mask: lanes that are real; the others never fail.
-        flat_index: index of lane 0 for failures, and `stride` from lane to lane.
+        flat_index: index of lane 0 for failures; lanes are neighbours.
     """
 
     def __init__(
@@ -333,14 +349,12 @@ class BodyEmitter:
         read: Callable[[int], Value] | None = None,
         mask: Value | None = None,
         flat_index: Operand = 0,
-        stride: int = 1,
     ) -> None:
         self.fn = fn
         self.body = body
         self.lanes = lanes
         self.mask = mask
         self.flat_index = flat_index
-        self.stride = stride
         self._read = read
         self._values: dict[int, Value] = dict(known or {})
         self._raw: dict[int, Value] = {}
@@ -375,7 +389,6 @@ class BodyEmitter:
             read=read,
             mask=mask,
             flat_index=flat_index,
-            stride=self.stride,
         )
         out._raw.update(self._raw)
         return out
@@ -388,9 +401,11 @@ class BodyEmitter:
         """Return an integer quotient or remainder; a zero divisor records a failure."""
         result, zero = self.fn.divide_nonzero(op, a, b)
         if not isinstance(self.fn, Kernel):
-            raise BuildError(f"integer division in {self.fn.name} needs a kernel to record failures in")
+            raise BuildError(
+                f"integer division in {self.fn.name} needs a kernel to record failures in"
+            )
         failed = zero if self.mask is None else zero & self.mask
-        self.fn.fail_where(failed, Failure.DIVIDE_BY_ZERO, self.flat_index, self.stride)
+        self.fn.fail_where(failed, Failure.DIVIDE_BY_ZERO, self.flat_index)
         return result
 
     def _input(self, index: int) -> Value:
@@ -413,7 +428,11 @@ class BodyEmitter:
         if TABLE[instr.op].is_row:
             raise BuildError(f"row instruction {instr} needs a row kernel")
         found = _OPERATORS.get(instr.op)
-        return found(self, dtype, args) if found is not None else vmath.UNARY[instr.op](self.fn, args[0])
+        return (
+            found(self, dtype, args)
+            if found is not None
+            else vmath.UNARY[instr.op](self.fn, args[0])
+        )
 
 
 def emit_body(
@@ -424,7 +443,6 @@ def emit_body(
     *,
     mask: Value | None = None,
     flat_index: Operand = 0,
-    stride: int = 1,
 ) -> list[Value]:
     """Emit an elementwise body and return its results, all in register form.
 
@@ -434,12 +452,12 @@ def emit_body(
         inputs: one vector of `lanes` elements per input (scalars are splatted).
         lanes: vector length (0: scalars).
         mask: lanes that are real; the others never fail.
-        flat_index: index of lane 0 for failures, and `stride` from lane to lane.
+        flat_index: index of lane 0 for failures; lanes are neighbours.
 
     Raises:
         BuildError: a row instruction, or integer division outside a kernel.
     """
     kinds = [register_type(d, lanes) for d in body.inputs]
     known = {i: fn.lift(v, kind) for i, (v, kind) in enumerate(zip(inputs, kinds, strict=True))}
-    emitter = BodyEmitter(fn, body, lanes, known=known, mask=mask, flat_index=flat_index, stride=stride)
+    emitter = BodyEmitter(fn, body, lanes, known=known, mask=mask, flat_index=flat_index)
     return [emitter.value(r) for r in body.results]

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row regions with one row per lane: for rows that lie across memory, and for rows too short to fill a vector.
+"""Row regions with a row per lane: for rows that lie across memory, and for short rows.
 
-    for every block of neighbouring rows: for every pass: for every point along the row: one vector, a row per lane
+    for every block of neighbouring rows: for every pass: for every point along the row: one vector,
+    a row per lane
 
-Reductions need no horizontal step, and what is the same along a row is an ordinary vector. Several vectors of rows go
-side by side where rows lie across memory, so that each step reads a stretch of it.
+Reductions need no horizontal step, and what is the same along a row is an ordinary vector. Several
+vectors of rows go side by side where rows lie across memory, so that each step reads a stretch of
+it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def column_kernel(isa: Isa, form: RowForm, vectors: int) -> Emitted:
     module = Module(isa)
     rank = form.outer - 1 + form.inner
     spare = max(len(form.plan.kept) - 1, 0)
-    # Extents along the row, rows along the lanes, blocks per chunk; then the blocks, then the walks.
+    # Extents along the row, rows along the lanes, blocks per chunk; then the blocks, then the
+    # walks.
     count = form.inner + 2 + form.outer + argument_count(rank, form.walks) + spare
     with module.kernel(f"columns{form.outer}{form.inner}", count) as k:
         _ColumnKernel(k, form, vectors).emit()
@@ -103,7 +106,9 @@ class _ColumnKernel:
             identities = [start_value(k, self.body, i, self.lanes) for i in step.reduce]
             found = self._along(level, blocks, pointers, identities * self.vectors, 0, k.i64(0))
             for u, block in enumerate(blocks):
-                for instr, value in zip(step.reduce, found[u * count : (u + 1) * count], strict=True):
+                for instr, value in zip(
+                    step.reduce, found[u * count : (u + 1) * count], strict=True
+                ):
                     block.base.set(instr, value)
                 self._uniform(block.base, level + 1)
         for at, is_full in enumerate(self.form.full):
@@ -161,9 +166,14 @@ class _ColumnKernel:
         ]
 
     def _last_axis(
-        self, level: int, blocks: list[_Block], pointers: list[Value], carry: list[Value], flat: Value
+        self,
+        level: int,
+        blocks: list[_Block],
+        pointers: list[Value],
+        carry: list[Value],
+        flat: Value,
     ) -> list[Value]:
-        """Emit the innermost loop in runs, each with sums of its own, so that no sum has many terms."""
+        """Emit the innermost loop in runs with sums of their own, so that no sum has many terms."""
         k, axis = self.k, self.form.inner - 1
         extent, reduce = self.row[axis], self.plan.passes[level].reduce
         identities = [start_value(k, self.body, i, self.lanes) for i in reduce] * self.vectors
@@ -177,7 +187,12 @@ class _ColumnKernel:
         return runs.out
 
     def _point(
-        self, level: int, blocks: list[_Block], pointers: list[Value], carry: list[Value], flat: Value
+        self,
+        level: int,
+        blocks: list[_Block],
+        pointers: list[Value],
+        carry: list[Value],
+        flat: Value,
     ) -> list[Value]:
         """Emit one point of every row of the blocks."""
         count = len(self.plan.passes[level].reduce)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowering of what places whole tensors inside others: Concat, Pad, Tile. All are moves between two walks."""
+"""Lowering of what places whole tensors inside others: Concat, Pad, Tile."""
 
 from __future__ import annotations
 
@@ -38,7 +38,9 @@ def lower_concat(node: Node, ctx: LoweringContext, isa: Isa) -> None:
         shape = operand.type.shape
         if shape[axis] != 0:
             source = dense_access(ctx.slot(operand), kind.dtype, shape)
-            launch_move(ctx, isa, shape, source, Access(slot, kind.dtype, strides, at * strides[axis]))
+            launch_move(
+                ctx, isa, shape, source, Access(slot, kind.dtype, strides, at * strides[axis])
+            )
         at = at + shape[axis]
 
 
@@ -63,8 +65,9 @@ def lower_tile(node: Node, ctx: LoweringContext, isa: Isa) -> None:
 def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     """Move the operand into the middle, then fill axis by axis, the innermost first.
 
-    When an axis is filled, the parts of all later axes exist already and are filled along with it, so corners need no
-    case of their own. The parts are disjoint, and `edge`, `reflect` and `wrap` read only what was moved or filled.
+    When an axis is filled, the parts of all later axes exist already and are filled along with it,
+    so corners need no case of their own. The parts are disjoint, and `edge`, `reflect` and `wrap`
+    read only what was moved or filled.
     """
     op, x = node.op, node.operands[0]
     assert isinstance(op, Pad)
@@ -80,7 +83,13 @@ def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     middle: Dim = 0
     for before, stride in zip(op.before, strides, strict=True):
         middle = middle + before * stride
-    launch_move(ctx, isa, shape, dense_access(ctx.slot(x), dtype, shape), Access(slot, dtype, strides, middle))
+    launch_move(
+        ctx,
+        isa,
+        shape,
+        dense_access(ctx.slot(x), dtype, shape),
+        Access(slot, dtype, strides, middle),
+    )
     space = list(shape)
     start = middle
     for axis in reversed(range(len(shape))):
@@ -131,7 +140,9 @@ def _fill(ctx: LoweringContext, isa: Isa, shape: Shape, value: int | None, targe
         target = replace(target, dtype=unsigned)
         launch_elementwise(ctx, isa, _zero(unsigned), shape, [], [target])
     else:
-        launch_elementwise(ctx, isa, moves(target.dtype), shape, [Access(value, target.dtype, still)], [target])
+        launch_elementwise(
+            ctx, isa, moves(target.dtype), shape, [Access(value, target.dtype, still)], [target]
+        )
 
 
 def _zero(dtype: DType) -> Body:

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise kernels: any body, any number of operands and results, any strides, one kernel text per form.
+"""Elementwise kernels: any body, any number of operands and results, any strides.
 
     for every point p of the space:  results[p * strides] = body(operands[p * strides])
 
-Axes that everybody walks alike are collapsed first, so nearly all cases have one or two axes. The innermost axis is
-vectorised: operands that stand still along it are loaded once per row, neighbours are vector loads, other strides are
-gathered. Tails are masked. Extents, strides and offsets are arguments; the text depends on the body, the number of
-outer axes and the kind of step of each operand.
+Axes that everybody walks alike are collapsed first, so nearly all cases have one or two axes. The
+innermost axis is
+vectorised: operands that stand still along it are loaded once per row, neighbours are vector loads,
+    other strides are
+gathered. Tails are masked. Extents, strides and offsets are arguments; the text depends on the
+body, the number of outer axes and the kind of step of each operand.
 
 A chunk is a run of rows times a block of the innermost axis, both functions of the extents.
 """
@@ -20,7 +22,15 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Module, Value
 from rlx.backends.cpu.emit import BodyEmitter, may_fail, memory_type, store_storage
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.kernels.nest import Arguments, Rows, Stream, Walk, argument_count, rows_args, stream_args
+from rlx.backends.cpu.kernels.nest import (
+    Arguments,
+    Rows,
+    Stream,
+    Walk,
+    argument_count,
+    rows_args,
+    stream_args,
+)
 from rlx.backends.cpu.kernels.rowplan import instr_cost
 from rlx.backends.cpu.kernels.space import Access, Step, collapse
 from rlx.backends.cpu.lltypes import scalar_type, vec
@@ -31,7 +41,15 @@ from rlx.expr.body import Body
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 
-__all__ = ["body_lanes", "chunk_elements", "cost", "elementwise", "launch_elementwise", "moves", "unroll"]
+__all__ = [
+    "body_lanes",
+    "chunk_elements",
+    "cost",
+    "elementwise",
+    "launch_elementwise",
+    "moves",
+    "unroll",
+]
 
 _CHUNK_BYTES = 256 << 10
 _UNROLL_COST = ((10, 4), (40, 2))
@@ -49,9 +67,15 @@ def cost(body: Body) -> int:
 
 
 def body_lanes(isa: Isa, body: Body) -> int:
-    """Return the vector length of a body: one register of its widest values, 8-byte ones among others in two."""
+    """Return the vector length of a body: one register of its widest values.
+
+    Values of 8 bytes among narrower ones take two.
+    """
     dtypes = [*body.inputs, *(i.dtype for i in body.instrs)]
-    sizes = {1 if d is DType.BOOL else memory_type(d).itemsize if d.is_complex else _register_bytes(d) for d in dtypes}
+    sizes = {
+        1 if d is DType.BOOL else memory_type(d).itemsize if d.is_complex else _register_bytes(d)
+        for d in dtypes
+    }
     others = sizes - {1}
     if not others:
         return isa.vector_bits // 8
@@ -77,7 +101,9 @@ def chunk_elements(body: Body, walks: Sequence[Walk]) -> int:
     return 1 << min(elements.bit_length() - 1, 16)
 
 
-def _launch_args(outer: Shape, n: Dim, block: int, accesses: Sequence[Access], reads: int) -> tuple[list[Arg], Dim]:
+def _launch_args(
+    outer: Shape, n: Dim, block: int, accesses: Sequence[Access], reads: int
+) -> tuple[list[Arg], Dim]:
     """Return the kernel arguments and the number of chunks."""
     args: list[Arg] = [SlotArg(a.slot, writes=i >= reads) for i, a in enumerate(accesses)]
     args.append(DimArg(n))
@@ -124,14 +150,18 @@ class _Map:
         if rank:
             self.blocks, self.rows_per_chunk = args.dim(), args.dim()
             self.rows = Rows(k, args, rank)
-        self.streams = [Stream.take(k, args, w, slot, rank) for w, slot in zip(walks, slots, strict=True)]
+        self.streams = [
+            Stream.take(k, args, w, slot, rank) for w, slot in zip(walks, slots, strict=True)
+        ]
 
     def emit(self) -> None:
         k = self.k
         with k.loop(k.begin, k.end) as chunks:
             if not self.rank:
                 lo = chunks.index * self.block
-                self._row(lo, k.smin(lo + self.block, self.n), [s.base for s in self.streams], k.i64(0))
+                self._row(
+                    lo, k.smin(lo + self.block, self.n), [s.base for s in self.streams], k.i64(0)
+                )
             else:
                 self._rows(chunks.index)
 
@@ -193,7 +223,9 @@ class _Map:
         point = row.child(read, mask, flat + index if may_fail(self.body) else 0)
         # Everything is read before anything is written: a result may lie in an operand's bytes.
         values = [point.raw(r) for r in self.body.results]
-        for value, stream, pointer in zip(values, self.streams[reads:], pointers[reads:], strict=True):
+        for value, stream, pointer in zip(
+            values, self.streams[reads:], pointers[reads:], strict=True
+        ):
             if stream.step is None:
                 store_storage(self.k, value, pointer, index, mask)
             else:
@@ -201,7 +233,7 @@ class _Map:
 
 
 def _uniform(body: Body, fixed: Sequence[bool]) -> Iterator[int]:
-    """Iterate the inputs and instructions that do not vary along the innermost axis, constants left out."""
+    """Iterate what does not vary along the innermost axis, constants left out."""
     n = len(body.inputs)
     same = body.uniform(fixed)
     for index, uniform in enumerate(same):
@@ -233,7 +265,10 @@ def launch_elementwise(
     extents, accesses, _ = collapse(shape, [*operands, *results])
     outer, n = extents[:-1], extents[-1] if extents else 1
     if not extents:
-        accesses = [Access(a.slot, a.dtype, (1 if i >= reads else 0,), a.offset) for i, a in enumerate(accesses)]
+        accesses = [
+            Access(a.slot, a.dtype, (1 if i >= reads else 0,), a.offset)
+            for i, a in enumerate(accesses)
+        ]
     walks = tuple(Walk.of(a) for a in accesses)
     kernel = elementwise(isa, body, len(outer), walks)
     args, chunks = _launch_args(outer, n, chunk_elements(body, walks), accesses, reads)

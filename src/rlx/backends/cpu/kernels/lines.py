@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operators that walk along one axis with a running state: CumSum and ArgReduce.
 
-A tensor is [outer, n, inner] around the axis. Lines are independent; where inner > 1 neighbouring lines fill the lanes
-of a vector. ArgReduce along the last axis fills the lanes with elements of one line and merges them at the end.
+A tensor is [outer, n, inner] around the axis. Lines are independent; where inner > 1 neighbouring
+lines fill the lanes of a vector. ArgReduce along the last axis fills the lanes with elements of one
+line and merges them at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _CHUNK = 16 << 10
 
 @dataclass
 class _Lines:
-    """The part of a kernel that finds its lines: arguments source, target, n, inner, groups, total, per chunk.
+    """The part of a kernel that finds its lines.
+
+    Its arguments: source, target, n, inner, groups, total, groups per chunk.
 
     Attributes:
         lanes: lines done at a time (0: one, with scalars).
@@ -66,7 +69,11 @@ class _Lines:
 
 
 def _launch(
-    ctx: LoweringContext, kernel: Emitted, slots: tuple[int, int], extents: tuple[Dim, Dim, Dim], lanes: int
+    ctx: LoweringContext,
+    kernel: Emitted,
+    slots: tuple[int, int],
+    extents: tuple[Dim, Dim, Dim],
+    lanes: int,
 ) -> None:
     outer, n, inner = extents
     groups = ceildiv(inner, max(lanes, 1))
@@ -102,7 +109,9 @@ def _cumsum_kernel(isa: Isa, dtype: DType, lanes: int, exclusive: bool, reverse:
             with k.loop(0, lines.n, carry=[nothing]) as loop:
                 step = lines.n - 1 - loop.index if reverse else loop.index
                 at = start + step * lines.inner
-                value = cast(k, load_value(k, dtype, k.slot(0), at, lanes, mask), dtype.compute, wide)
+                value = cast(
+                    k, load_value(k, dtype, k.slot(0), at, lanes, mask), dtype.compute, wide
+                )
                 total = loop.carry[0] + value
                 so_far = k.select(loop.index.eq(0), zero, loop.carry[0]) if exclusive else total
                 out = cast(k, so_far, wide, dtype.compute)
@@ -174,7 +183,9 @@ def _arg_lines_kernel(isa: Isa, best: _Best, lanes: int) -> Emitted:
                 at = start + loop.index * lines.inner
                 x = load_value(k, best.dtype, k.slot(0), at, lanes, mask)
                 wins = best.wins(x, loop.carry[0])
-                loop.next(k.select(wins, x, loop.carry[0]), k.select(wins, loop.index, loop.carry[1]))
+                loop.next(
+                    k.select(wins, x, loop.carry[0]), k.select(wins, loop.index, loop.carry[1])
+                )
             store_value(k, DType.I64, loop.out[1], k.slot(1), outer * lines.inner + first, mask)
     return finish(module)
 

@@ -3,9 +3,10 @@
 
     for every point p of the space:  target[p * target_strides] = source[p * source_strides]
 
-Elements are moved as unsigned integers of their size. Where both sides walk an axis in memory order the copy is an
-elementwise kernel; where the source is contiguous along another axis than the target, tiles of L x L elements are
-read as L vectors, transposed by log2(L) rounds of shuffles and written as L vectors.
+Elements are moved as unsigned integers of their size. Where both sides walk an axis in memory order
+the copy is an elementwise kernel; where the source is contiguous along another axis than the
+target, tiles of L x L elements are read as L vectors, transposed by log2(L) rounds of shuffles and
+written as L vectors.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ def launch_move(
                 _launch_transpose(ctx, isa, extents, read, write)
                 return
             if small[1] and not small[0]:  # read long vectors, write scattered
-                extents, read, write = _axis_to(extents, read, write, len(extents) - 2, len(extents) - 1)
+                extents, read, write = _axis_to(
+                    extents, read, write, len(extents) - 2, len(extents) - 1
+                )
     launch_elementwise(ctx, isa, moves(read.dtype), extents, [read], [write])
 
 
@@ -101,7 +104,7 @@ def _tile(isa: Isa, size: int) -> int:
 def _launch_transpose(
     ctx: LoweringContext, isa: Isa, shape: Shape, read: Access, write: Access
 ) -> None:
-    """Emit the tiled move: the source is contiguous along the last axis but one, the target along the last."""
+    """Emit the tiled move: the source is contiguous along the axis before the target's."""
     size = read.dtype.itemsize
     side = _tile(isa, size)
     *lead, across, n = shape

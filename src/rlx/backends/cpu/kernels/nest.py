@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walking buffers inside kernels: operand streams, and loops over the rows of any number of outer axes."""
+"""Walking buffers inside kernels: operand streams, and loops over rows of several axes."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Arguments:
 
 
 def argument_count(rank: int, walks: Sequence[Walk]) -> int:
-    """Return how many arguments the slots and `stream_args` of walks over `rank` outer axes take."""
+    """Return how many arguments the slots and `stream_args` of these walks take."""
     return sum(1 + w.has_offset + rank + (w.step is Step.ANY) for w in walks)
 
 
 def stream_args(access: Access) -> list[Arg]:
-    """Return the extents of one walk: its offset if not 0, outer strides, a step that is not fixed in the text."""
+    """Return the extents of a walk: offset if not 0, outer strides, step if the text lacks it."""
     offset = [DimArg(access.offset)] if access.offset != 0 else []
     step = [DimArg(access.strides[-1])] if access.step is Step.ANY else []
     return [*offset, *map(DimArg, access.strides[:-1]), *step]
@@ -91,7 +91,9 @@ class Stream:
         """Return the pointer to the row at these indices of the leading axes."""
         return self.moved(k, self.base, position, self.outer)
 
-    def moved(self, k: Kernel, pointer: Value, position: Sequence[Value], strides: Sequence[Value]) -> Value:
+    def moved(
+        self, k: Kernel, pointer: Value, position: Sequence[Value], strides: Sequence[Value]
+    ) -> Value:
         """Return a pointer moved by the indices times the strides."""
         at: Value | None = None
         for index, stride in zip(position, strides, strict=False):
@@ -99,7 +101,9 @@ class Stream:
             at = term if at is None else at + term
         return pointer if at is None else k.offset(pointer, at, memory_type(self.walk.dtype))
 
-    def load(self, k: Kernel, pointer: Value, index: Value, lanes: int, mask: Value | None) -> Value:
+    def load(
+        self, k: Kernel, pointer: Value, index: Value, lanes: int, mask: Value | None
+    ) -> Value:
         """Load the points `index`, `index + 1`, ... of a row, in storage form."""
         kind = memory_type(self.walk.dtype)
         if self.walk.step is Step.FIXED:
@@ -116,7 +120,7 @@ class Stream:
 
 
 def rows_args(outer: Shape) -> list[Arg]:
-    """Return the arguments of `Rows`: how many rows there are, and all outer extents but the first."""
+    """Return the arguments of `Rows`: the number of rows, and all outer extents but the first."""
     return [DimArg(product(outer)), *map(DimArg, outer[1:])]
 
 

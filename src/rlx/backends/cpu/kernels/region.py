@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lowering of `Region`: operands become walks over the iteration space, the kernel forms do the rest."""
+"""Lowering of `Region`: operands become walks over the space, kernel forms do the rest."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rlx.backends.cpu.emit import is_emittable
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise
 from rlx.backends.cpu.kernels.move import launch_move
 from rlx.backends.cpu.kernels.row_launch import launch_rows
-from rlx.backends.cpu.kernels.space import Access, broadcast_access, dense, dense_access, mapped_access
+from rlx.backends.cpu.kernels.space import (
+    Access,
+    broadcast_access,
+    dense,
+    dense_access,
+    mapped_access,
+)
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
@@ -24,7 +31,7 @@ __all__ = ["lower_region"]
 
 @lowering(Region)
 def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Emit a region as one kernel; False when its values have no register form (complex arithmetic)."""
+    """Emit a region as one kernel; False for arithmetic on complex numbers."""
     op = node.op
     assert isinstance(op, Region)
     if not (is_emittable(op.body) or _only_moves(op.body)):
@@ -39,7 +46,9 @@ def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     if _only_moves(op.body) and len(reads) == len(writes) == 1:
         launch_move(ctx, isa, shape, reads[0], writes[0])
         return None
-    launch_elementwise(ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes))
+    launch_elementwise(
+        ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes)
+    )
     return None
 
 
@@ -57,8 +66,10 @@ def _lower_rows(
         else Access(ctx.slot(r), r.type.dtype, (*dense(lead), *fixed))
         for r, is_full in zip(node.results, full, strict=True)
     ]
-    pairs = inplace_pairs(ctx, shape, reads, [w for w, is_full in zip(writes, full, strict=True) if is_full])
-    launch_rows(ctx, isa, op.body, shape, op.row_axes, reads, writes, full, pairs)
+    pairs = inplace_pairs(
+        ctx, shape, reads, [w for w, is_full in zip(writes, full, strict=True) if is_full]
+    )
+    launch_rows(ctx, isa, replace(op, shape=shape), reads, writes, full, pairs)
 
 
 def _only_moves(body: Body) -> bool:
@@ -92,7 +103,7 @@ def _same_walk(shape: Shape, a: Access, b: Access) -> bool:
 def inplace_pairs(
     ctx: LoweringContext, shape: Shape, reads: Sequence[Access], writes: Sequence[Access]
 ) -> list[tuple[int, int]]:
-    """Return the (operand, result) slots that may share bytes: each point reads what it overwrites, and only that."""
+    """Return the (operand, result) slots where each point reads only what it overwrites."""
     pairs: dict[tuple[int, int], None] = {}
     for write in writes:
         for read in reads:

@@ -20,6 +20,7 @@ from rlx.base.types import Shape
 from rlx.expr.body import Body
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
+from rlx.ops.region import Region
 
 __all__ = ["launch_rows"]
 
@@ -36,7 +37,7 @@ def _with_axis(extents: Shape, accesses: Sequence[Access], at: int) -> tuple[Sha
 def _normal_form(
     shape: Shape, accesses: Sequence[Access], row_axes: int
 ) -> tuple[Shape, list[Access], int]:
-    """Collapse a row region to at least one axis of rows and one axis along them; return the number of the former."""
+    """Collapse to at least one axis of rows and one along them; return the number of the former."""
     extents, walks, outer = collapse(shape, accesses, len(shape) - row_axes)
     if outer == len(extents):
         extents, walks = _with_axis(extents, walks, outer)
@@ -56,7 +57,8 @@ class _Space:
     """A row region in normal form.
 
     Attributes:
-        extents: of the axes over which rows are spread, then of those along a row; at least one each.
+        extents: of the axes over which rows are spread, then of those along a row; at least one
+            each.
         outer: number of the former.
         accesses: of the operands, then of the results.
         reads: number of operands.
@@ -79,7 +81,9 @@ class _Space:
     def form(self, body: Body, accesses: Sequence[Access]) -> RowForm:
         """Return the static part, for walks over the axes in some order."""
         walks = tuple(Walk.of(a) for a in accesses)
-        return RowForm(body, self.outer, len(self.extents) - self.outer, walks, self.fixed, self.full)
+        return RowForm(
+            body, self.outer, len(self.extents) - self.outer, walks, self.fixed, self.full
+        )
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,7 @@ class _Launch:
 def launch_rows(
     ctx: LoweringContext,
     isa: Isa,
-    body: Body,
-    shape: Shape,
-    row_axes: int,
+    op: Region,
     operands: Sequence[Access],
     results: Sequence[Access],
     full: Sequence[bool],
@@ -109,16 +111,15 @@ def launch_rows(
     Args:
         ctx: where the launch goes.
         isa: the target.
-        body: instructions, row reductions among them.
-        shape: the iteration space.
-        row_axes: number of trailing axes that make a row.
+        op: the region.
         operands: how the space walks each operand.
         results: how it walks each result: dense, or with stride 0 along the row.
         full: per result, whether it has an element for every point (else one per row).
-        inplace: (operand slot, result slot) pairs with equal walks; those that the passes allow may be the same bytes.
+        inplace: (operand slot, result slot) pairs with equal walks; those that the passes allow may
+            be the same bytes.
     """
-    reads = len(operands)
-    extents, accesses, outer = _normal_form(shape, [*operands, *results], row_axes)
+    body, reads = op.body, len(operands)
+    extents, accesses, outer = _normal_form(op.shape, [*operands, *results], op.row_axes)
     accesses = accesses[:reads] + [_unit(a, f) for a, f in zip(accesses[reads:], full, strict=True)]
     fixed = tuple(all(s == 0 for s in a.strides[outer:]) for a in accesses[:reads])
     space = _Space(extents, outer, accesses, reads, fixed, tuple(full))
@@ -146,7 +147,13 @@ def _rows(isa: Isa, body: Body, space: _Space) -> _Launch:
     outer, row = space.extents[: space.outer], space.extents[space.outer :]
     rows, size = product(outer), space.row
     per_chunk = dim_max(1, floordiv(form.chunk_elements, dim_max(1, size)))
-    args = [*_slots(space), DimArg(row[-1]), *map(DimArg, row[:-1]), DimArg(per_chunk), *rows_args(outer)]
+    args = [
+        *_slots(space),
+        DimArg(row[-1]),
+        *map(DimArg, row[:-1]),
+        DimArg(per_chunk),
+        *rows_args(outer),
+    ]
     for access in space.accesses:
         args += stream_args(access)
     offsets, scratch = _scratch_layout(form, form.plan.scratch, size)
@@ -155,7 +162,7 @@ def _rows(isa: Isa, body: Body, space: _Space) -> _Launch:
 
 
 def _lies_across(space: _Space) -> bool:
-    """Return whether neighbours in memory belong to neighbouring rows, and results are one per row."""
+    """Return whether neighbours in memory are of neighbouring rows, and results one per row."""
     varying = [a for a, f in zip(space.accesses, space.fixed, strict=False) if not f]
     across = any(a.strides[space.outer - 1] == 1 and a.strides[-1] != 1 for a in varying)
     return across and not any(space.full) and all(a.strides[-1] != 1 for a in varying)
@@ -171,7 +178,7 @@ def _is_short(space: _Space, lanes: int) -> bool:
 
 
 def _columns(isa: Isa, body: Body, space: _Space, lanes: int) -> _Launch:
-    """Return the launch of the kernel with a row per lane: the last outer axis becomes the innermost."""
+    """Return the launch with a row per lane: the last outer axis becomes the innermost."""
     at = space.outer - 1
 
     def reordered(items: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -186,7 +193,13 @@ def _columns(isa: Isa, body: Body, space: _Space, lanes: int) -> _Launch:
     width = vectors * lanes
     blocks = (*space.extents[:at], ceildiv(across, width))
     per_chunk = dim_max(1, floordiv(max(form.chunk_elements // width, 1), dim_max(1, space.row)))
-    args = [*_slots(space), *map(DimArg, row), DimArg(across), DimArg(per_chunk), *rows_args(blocks)]
+    args = [
+        *_slots(space),
+        *map(DimArg, row),
+        DimArg(across),
+        DimArg(per_chunk),
+        *rows_args(blocks),
+    ]
     for access in accesses:
         args += stream_args(access)
     offsets, scratch = _scratch_layout(form, list(form.plan.kept), space.row * width)
@@ -206,9 +219,12 @@ def _scratch_layout(form: RowForm, values: Sequence[int], size: Dim) -> tuple[li
 
 
 def _allowed(
-    plan: RowPlan, pairs: Sequence[tuple[int, int]], operands: Sequence[Access], results: Sequence[Access]
+    plan: RowPlan,
+    pairs: Sequence[tuple[int, int]],
+    operands: Sequence[Access],
+    results: Sequence[Access],
 ) -> list[tuple[int, int]]:
-    """Keep the pairs where the operand is read for the last time when its bytes are first overwritten, or before."""
+    """Keep the pairs whose operand is not read after a pass that overwrites its bytes."""
     out: list[tuple[int, int]] = []
     for read, write in pairs:
         last = max(plan.last_read(i) for i, a in enumerate(operands) if a.slot == read)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a row body is split into passes over the row, and which values are kept between passes.
 
-A row instruction needs its operand over the whole row, so what depends on its result belongs to a later pass. Within
-a pass all reductions that are ready run together. A value that a later pass needs again is computed again when that is
-cheap, else it is kept: in the result it becomes anyway, in a result whose bytes are not written before, or in scratch.
+A row instruction needs its operand over the whole row, so what depends on its result belongs to a
+later pass. Within a pass all reductions that are ready run together. A value that a later pass
+needs again is computed again when that is cheap, else it is kept: in the result it becomes anyway,
+in a result whose bytes are not written before, or in scratch.
 """
 
 from __future__ import annotations
@@ -18,14 +19,28 @@ from rlx.expr.table import TABLE
 __all__ = ["HEAVY", "MEDIUM", "Kept", "Pass", "RowPlan", "instr_cost", "plan_rows"]
 
 HEAVY = frozenset(
-    {"exp", "expm1", "log", "log1p", "tanh", "erf", "sigmoid", "sin", "cos", "tan", "asin", "acos", "atan"}
+    {
+        "exp",
+        "expm1",
+        "log",
+        "log1p",
+        "tanh",
+        "erf",
+        "sigmoid",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+    }
     | {"atan2", "sinh", "cosh", "asinh", "acosh", "atanh", "pow", "fmod", "mod"}
 )
 """Scalar operators that take tens of instructions."""
 MEDIUM = frozenset({"div", "sqrt", "rsqrt"})
 """Scalar operators of which a machine starts one every few cycles."""
 _KEEP = 10
-"""Cost from which a value is kept rather than computed twice: a store and a load, and the traffic they make."""
+"""Cost from which a value is kept, not computed twice: a store, a load and their traffic."""
 
 
 def instr_cost(op: str) -> int:
@@ -57,7 +72,8 @@ class Pass:
     Attributes:
         reduce: row instructions that are reduced.
         write: positions of results that are written.
-        keep: values that are written to where `RowPlan.kept` says (if that is not their own result).
+        keep: values that are written to where `RowPlan.kept` says (if that is not their own
+            result).
         reload: kept values that are read instead of computed.
         reads: inputs that are read.
         cost: rough number of instructions per vector.
@@ -95,7 +111,9 @@ class RowPlan:
     def first_write(self, result: int) -> int:
         """Return the first pass that writes into a result's buffer."""
         own = [i for i, p in enumerate(self.passes) if result in p.write]
-        return min([*own, *(k.written for k in self.kept.values() if k.result == result)], default=0)
+        return min(
+            [*own, *(k.written for k in self.kept.values() if k.result == result)], default=0
+        )
 
     def last_read(self, operand: int) -> int:
         """Return the last pass that reads an operand (-1: none)."""
@@ -141,7 +159,14 @@ class _Planner:
             value = self.body.results[position]
             level = self.levels[value]
             # A result that a reduction computes anyway is written there.
-            home = next((p for p in range(level, count) if value in self._closure(self._targets(passes[p]))), None)
+            home = next(
+                (
+                    p
+                    for p in range(level, count)
+                    if value in self._closure(self._targets(passes[p]))
+                ),
+                None,
+            )
             if home is None:
                 late.append(position)
             else:
@@ -158,7 +183,7 @@ class _Planner:
         return [*arguments, *(self.body.results[p] for p in step.write)]
 
     def _closure(self, targets: Iterable[int], stop: Iterable[int] = ()) -> set[int]:
-        """Return the values along the row, inputs included, that the targets need (without what `stop` gives)."""
+        """Return the values along the row that the targets need, inputs included, up to `stop`."""
         stopped = set(stop)
         found: set[int] = set()
         todo = [t for t in targets if t not in stopped]
@@ -172,25 +197,31 @@ class _Planner:
         return found
 
     def _cost(self, values: Iterable[int]) -> int:
-        """Return the cost of computing values: their instructions, and one per input read beyond the first."""
+        """Return the cost of values: their instructions, and one per input beyond the first."""
         instrs = [v for v in values if v >= self.n]
         reads = sum(v < self.n for v in values)
         return sum(instr_cost(self.body.instrs[v - self.n].op) for v in instrs) + max(reads - 1, 0)
 
     def _keep_for(self, index: int, passes: list[Pass]) -> None:
         """Decide which values of earlier passes this pass reads back."""
-        earlier = set().union(*self.computed) if self.computed else set[int]()
+        earlier = set[int]().union(*self.computed)
         targets = self._targets(passes[index])
         needed = self._closure(targets, self.kept)
         frontier = [v for v in targets if v in needed & earlier]
         for value in needed - earlier:
             if value >= self.n:
-                frontier += [a for a in self.body.instrs[value - self.n].args if a in needed & earlier]
+                frontier += [
+                    a for a in self.body.instrs[value - self.n].args if a in needed & earlier
+                ]
         for value in dict.fromkeys(sorted(frontier)):
             written = next(p for p, values in enumerate(self.computed) if value in values)
             own = self._own_result(value, written, passes)
-            if value >= self.n and (own is not None or self._cost(self._closure([value], self.kept)) >= _KEEP):
-                self.kept[value] = Kept(value, written, own if own is not None else self._spare(value, index, passes))
+            if value >= self.n and (
+                own is not None or self._cost(self._closure([value], self.kept)) >= _KEEP
+            ):
+                self.kept[value] = Kept(
+                    value, written, own if own is not None else self._spare(value, index, passes)
+                )
 
     def _own_result(self, value: int, written: int, passes: list[Pass]) -> int | None:
         """Return the result this value is, if it was written when it was computed."""
@@ -203,7 +234,11 @@ class _Planner:
         for later in passes[index:]:
             for position in later.write:
                 fits = self.body.result_types[position].itemsize == size
-                last_use = max(p for p in range(index, len(passes)) if p == index or self._uses(passes[p], value))
+                last_use = max(
+                    p
+                    for p in range(index, len(passes))
+                    if p == index or self._uses(passes[p], value)
+                )
                 if fits and position not in taken and last_use <= passes.index(later):
                     return position
         return None
@@ -216,7 +251,13 @@ class _Planner:
         targets = self._targets(step)
         needed = self._closure(targets, available)
         direct = [t for t in targets if t in available]
-        users = [a for v in needed if v >= self.n for a in self.body.instrs[v - self.n].args if a in available]
+        users = [
+            a
+            for v in needed
+            if v >= self.n
+            for a in self.body.instrs[v - self.n].args
+            if a in available
+        ]
         step.reload = sorted({*direct, *users})
         step.keep = [
             k.value

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row kernels: elementwise chains with reductions over the trailing axes (softmax, every norm, plain reductions).
+"""Row kernels: elementwise chains with reductions over trailing axes (softmax, norms, sums).
 
-    for every row: for every pass of `rowplan`: one vector loop over the row, then the reductions' fixed trees
+    for every row: for every pass of `rowplan`: one vector loop over the row, then the reductions'
+    fixed trees
 
-A pass keeps several accumulators per reduction, so that one addition need not wait for the one before; masked tails
-contribute the identity. The tree depends on the row's length alone. What is the same along a row is computed once per
-row. Rows are walked in chunks of about the same number of elements, one participant each.
+A pass keeps several accumulators per reduction, so that one addition need not wait for the one
+before; masked tails contribute the identity. The tree depends on the row's length alone. What is
+the same along a row is computed once per row. Rows are walked in chunks of about the same number of
+elements, one participant each.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from rlx.backends.cpu.emit import (
     BodyEmitter,
     decode,
     load_storage,
-    may_fail,
     maximum,
+    may_fail,
     memory_type,
     minimum,
     register_type,
@@ -68,7 +70,9 @@ class RowForm:
     @property
     def chunk_elements(self) -> int:
         """Points per chunk, a power of two."""
-        moved = [w.dtype.itemsize for w, fixed in zip(self.walks, self.fixed, strict=False) if not fixed]
+        moved = [
+            w.dtype.itemsize for w, fixed in zip(self.walks, self.fixed, strict=False) if not fixed
+        ]
         weight = sum(moved) + 2 * cost(self.body)
         return 1 << max(_CHUNK_BYTES // max(weight, 1), 1024).bit_length() - 1
 
@@ -136,7 +140,9 @@ class _RowKernel:
         self.rows_per_chunk = args.dim()
         self.rows = Rows(k, args, form.outer)
         rank = form.outer + form.inner - 1
-        self.streams = [Stream.take(k, args, w, s, rank) for w, s in zip(form.walks, slots, strict=True)]
+        self.streams = [
+            Stream.take(k, args, w, s, rank) for w, s in zip(form.walks, slots, strict=True)
+        ]
         self.scratch = self._scratch(args)
         self.can_fail = may_fail(self.body)
 
@@ -196,8 +202,12 @@ class _RowKernel:
         out: list[Value] = []
         for at, instr in enumerate(step.reduce):
             parts = found[at :: len(step.reduce)]
-            one = self.k.combine_all(parts, lambda a, b, i=instr: combine(self.k, self.body, i, a, b))
-            out.append(self.k.reduce(one, lambda a, b, i=instr: combine(self.k, self.body, i, a, b)))
+            one = self.k.combine_all(
+                parts, lambda a, b, i=instr: combine(self.k, self.body, i, a, b)
+            )
+            out.append(
+                self.k.reduce(one, lambda a, b, i=instr: combine(self.k, self.body, i, a, b))
+            )
         return out
 
     def _line(self, step: Pass, row: _Row, carry: list[Value], axis: int) -> list[Value]:
@@ -228,7 +238,9 @@ class _RowKernel:
         with k.loop(0, middle, wide, carry=carry) as main:
             out: list[Value] = []
             for u in range(vectors):
-                out += self._vector(step, row, main.index + u * lanes, None, main.carry[u * count : (u + 1) * count])
+                out += self._vector(
+                    step, row, main.index + u * lanes, None, main.carry[u * count : (u + 1) * count]
+                )
             main.next(*out)
         with k.loop(middle, self.n, lanes, carry=main.out[:count]) as rest:
             mask = self._mask(self.n - rest.index)
@@ -249,10 +261,14 @@ class _RowKernel:
 
         point = row.base.child(read, mask, row.flat + index if self.can_fail else 0)
         for value in step.reload:
-            raw = load_storage(k, self._kept_type(value), self._kept_pointer(value, row), index, mask)
+            raw = load_storage(
+                k, self._kept_type(value), self._kept_pointer(value, row), index, mask
+            )
             point.set(value, decode(k, self.body.dtype(value), raw))
         # Everything is read before anything is written: a result may lie in an operand's bytes.
-        writes = [(point.raw(self.body.results[p]), row.pointers[self.reads + p]) for p in step.write]
+        writes = [
+            (point.raw(self.body.results[p]), row.pointers[self.reads + p]) for p in step.write
+        ]
         writes += [(point.raw(v), self._kept_pointer(v, row)) for v in step.keep]
         terms = [point.value(self.body.instrs[i - self.reads].args[0]) for i in step.reduce]
         for value, pointer in writes:

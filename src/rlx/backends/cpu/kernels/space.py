@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Iteration spaces: how operands are walked, with adjacent axes that everybody walks alike collapsed into one."""
+"""Iteration spaces: how operands are walked; axes that everybody walks alike collapse."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
 from rlx.expr.index import IndexMap
 
-__all__ = ["Access", "Step", "broadcast_access", "collapse", "dense", "dense_access", "mapped_access"]
+__all__ = [
+    "Access",
+    "Step",
+    "broadcast_access",
+    "collapse",
+    "dense",
+    "dense_access",
+    "mapped_access",
+]
 
 
 class Step(Enum):
@@ -86,7 +94,8 @@ def collapse(
     Args:
         shape: the iteration space.
         accesses: all walks over it.
-        border: axes before it and from it on are not merged with each other (default: the rank, so all may merge).
+        border: axes before it and from it on are not merged with each other (default: the rank, so
+            all may merge).
 
     Returns:
         The new shape, the accesses over it, and the new border.

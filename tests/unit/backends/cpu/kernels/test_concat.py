@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves: concatenation, padding, repetition, transposes and slices are exact for every dtype and extent."""
+"""Moves: joining, padding, repetition, transposes and slices are exact for every dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlx.backends.cpu import kernels  # noqa: F401  (registers the lowerings)
 from rlx.backends.cpu.isa import Isa, host_isa
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
@@ -22,6 +22,7 @@ from rlx.ops.evaluate import evaluate
 from rlx.ops.movement import Concat, Expand, Pad, Slice, Tile, Transpose
 from rlx.ops.spec import building
 
+import_module("rlx.backends.cpu.kernels")  # registers the lowerings
 _HOST = host_isa()
 _ISAS = [_HOST, *([_HOST.restricted("v3")] if _HOST.name == "v4" else [])]
 _isas = pytest.mark.parametrize("isa", _ISAS, ids=lambda isa: isa.name)
@@ -34,7 +35,8 @@ def _graph(op: Op, dtype: DType, shapes: Sequence[tuple[Dim, ...] | None]) -> Gr
     """Return a graph of one operator; movement operators become the regions they declare."""
     graph = Graph()
     values: list[Value | None] = [
-        None if s is None else graph.add_input(f"x{i}", TensorType(dtype, s)) for i, s in enumerate(shapes)
+        None if s is None else graph.add_input(f"x{i}", TensorType(dtype, s))
+        for i, s in enumerate(shapes)
     ]
     region_of = getattr(op, "region", None)
     builder = Builder(graph.block, graph.facts)
@@ -49,7 +51,9 @@ def _graph(op: Op, dtype: DType, shapes: Sequence[tuple[Dim, ...] | None]) -> Gr
 def _check(lowered: Any, dtype: DType, shapes: Sequence[tuple[int, ...] | None]) -> None:
     rng = np.random.default_rng(0)
     arrays = {
-        f"x{i}": (rng.standard_normal(s) * 50).astype(dtype.numpy) for i, s in enumerate(shapes) if s is not None
+        f"x{i}": (rng.standard_normal(s) * 50).astype(dtype.numpy)
+        for i, s in enumerate(shapes)
+        if s is not None
     }
     want = evaluate(lowered.graph, arrays)["y"]
     found = lowered.run(arrays)["y"]
