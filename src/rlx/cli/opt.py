@@ -11,7 +11,8 @@ import typer
 
 from rlx.backends.registry import get_backend
 from rlx.cli.common import console
-from rlx.ir.text import parse_graph, print_graph
+from rlx.ir.parse import parse_graph
+from rlx.ir.text import print_graph
 from rlx.passes.manager import PassContext, parse_passes
 from rlx.passes.pipelines import PASSES, default_pipeline
 
