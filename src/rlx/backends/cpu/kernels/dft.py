@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lowering of `DFT` and `STFT`: rows in, spectra out, one row per lane.
 
-    for every block of rows: read and transpose -> transform -> (real rows) split -> transpose and write
+    for every block of rows: read, transpose -> transform -> (real rows) split -> transpose, write
 
-A real row of even length n is read as n / 2 complex points and its spectrum is split off afterwards;
-other real rows are complex rows without an imaginary part. The pieces of an `STFT` are read where
-they lie in the signal, and multiplied by the window on the way.
+A real row of even length n is read as n / 2 complex points and its spectrum is split off
+afterwards; other real rows are complex rows without an imaginary part. The pieces of an `STFT` are
+read where they lie in the signal, and multiplied by the window on the way.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class _Rows:
         k, form, transform = self.k, self.form, self.transform
         half = form.n // 2
         # w^k / 2
-        turns = transform.table(k, 0.5 * np.exp(-2j * np.pi * np.arange(half + 1) / form.n))
+        angles = 2 * np.pi * np.arange(half + 1) / form.n
+        turns = transform.table(k, (0.5 * np.exp(-1j * angles)).astype(np.complex128))
         with k.loop(0, half + 1) as loop:
             index = loop.index
             here = transform.load(k, source, k.select(index.eq(half), 0, index))

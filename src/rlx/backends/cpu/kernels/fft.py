@@ -182,9 +182,10 @@ class Transform:
         source, target = buffers
         with f.loop(0, left) as outer:
             q = outer.index
-            turns: list[Point | None] = [None]
-            for r in range(1, radix):
-                turns.append(self.factor(f, table, q * (stride * r)) if left > 1 else None)
+            turns = [
+                self.factor(f, table, q * (stride * r)) if r and left > 1 else None
+                for r in range(radix)
+            ]
             with f.loop(0, stride) as inner:
                 first = inner.index + q * stride
                 points = [
