@@ -12,10 +12,15 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from rlx.backends.cpu.builder import Function, Module, Operand, Value
+from rlx.backends.cpu.function import Function
 from rlx.backends.cpu.lltypes import F32, I64, PTR, VOID, Type
 from rlx.base.errors import BuildError
+
+if TYPE_CHECKING:
+    from rlx.backends.cpu.builder import Module
+    from rlx.backends.cpu.value import Operand, Value
 
 __all__ = ["CTX", "Emitted", "Failure", "Kernel", "finish"]
 
