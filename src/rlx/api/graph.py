@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Graph:
         self._outputs: dict[str, Value] = {}
         self._building: building | None = None
 
-    def __enter__(self) -> Graph:
+    def __enter__(self) -> Self:
         self._building = building(_LocatingBuilder(self.ir.block, self.ir.facts))
         self._building.__enter__()
         return self
@@ -90,8 +90,8 @@ def _dim(value: int | str) -> Dim:
 class _LocatingBuilder(Builder):
     """Gives every node the Python line of the caller outside rlx as its location."""
 
-    def emit_typed(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102
-        frame = sys._getframe(1)  # noqa: SLF001  (the documented way to find the caller cheaply)
+    def emit_typed(self, *args: Any, **kwargs: Any) -> Any:
+        frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
             frame = frame.f_back
         with self.at(Location(source=f"{frame.f_code.co_filename}:{frame.f_lineno}")):

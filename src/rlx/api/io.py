@@ -69,7 +69,7 @@ def load(
         UsageError: an argument is wrong.
         DeviceError: there is no such device.
     """
-    from rlx.api.onnx import onnx_source  # noqa: PLC0415  (only models need the reader)
+    from rlx.api.onnx import onnx_source
 
     backend, target, options = _choose(device, threads, precision, host_ops)
     return Executable(onnx_source(model, _checked_dims(dims)), backend, target, options)

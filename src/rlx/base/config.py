@@ -42,7 +42,7 @@ class Knob(Generic[T]):
         scoped = _OVERRIDES.get()
         if scoped is not None and self.name in scoped:
             return cast("T", scoped[self.name])
-        text = os.environ.get(self.name)  # noqa: TID251  (the one place that reads it)
+        text = os.environ.get(self.name)
         if text is None:
             return self.default
         try:
@@ -84,7 +84,7 @@ PERF = Knob("RLX_PERF", False, "Write a perf map so that `perf` can name kernels
 CACHE = Knob("RLX_CACHE", "on", "`on`, `off`, or `content` (identify model files by content instead of by stamp).")
 CACHE_DIR = Knob("RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder.")
 CACHE_LIMIT = Knob("RLX_CACHE_LIMIT", 1 << 30, "Size in bytes above which the oldest cache entries are removed.")
-GOLDENS = Knob("RLX_GOLDENS", "", "Folder of recorded model outputs; empty means tests/goldens of a source checkout.")
+GOLDENS = Knob("RLX_GOLDENS", "", "Folder of recorded model outputs; empty: tests/goldens of a source checkout.")
 CPU_ISA = Knob("RLX_CPU_ISA", "", "Restrict the CPU backend to an instruction set level: `v3` (AVX2) or `v4` (AVX-512).")
 THREADS = Knob("RLX_THREADS", 0, "Default number of threads of a run; 0 means all available CPUs.")
 
@@ -94,5 +94,5 @@ def cache_dir() -> Path:
     chosen = CACHE_DIR.get()
     if chosen:
         return Path(chosen)
-    home = os.environ.get("XDG_CACHE_HOME")  # noqa: TID251  (the platform's convention, not a knob)
+    home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "rlx"

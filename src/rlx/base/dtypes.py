@@ -166,7 +166,7 @@ def _numpy(dtype: DType) -> np.dtype[Any]:
     name = _NUMPY_NAME[dtype]
     if hasattr(np, name):
         return np.dtype(name)
-    import ml_dtypes  # noqa: PLC0415  (5 ms, only needed for bf16, fp8 and 4-bit types)
+    import ml_dtypes
 
     return np.dtype(getattr(ml_dtypes, name))
 

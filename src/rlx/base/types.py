@@ -112,7 +112,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
 
 
 def _broadcast_dim(a: Dim, b: Dim, shapes: tuple[Shape, ...]) -> Dim:
-    if a == b or b == 1:
+    if b in (a, 1):
         return a
     if a == 1:
         return b

@@ -23,7 +23,7 @@ __all__ = ["bench"]
 _ENGINES = ("rlx", "onnxruntime", "openvino")
 
 
-def bench(
+def bench(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
     vs: Annotated[str, typer.Option(help="Engines to compare with: onnxruntime,openvino.")] = "",
     inputs: Annotated[list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")] = None,
@@ -46,10 +46,9 @@ def bench(
         runs: dict[str, list[dict[str, Any]]] = {e: [] for e in engines}
         with console.status("measuring"):
             for turn in range(processes):
-                for engine in engines:
+                for engine in engines if turn % 2 == 0 else reversed(engines):
                     output = Path(folder) / f"{engine}.npz"
                     runs[engine].append(_measure(engine, model, job, output, threads, seconds))
-                    del turn
         rows = [_row(e, runs[e], runs["rlx"], Path(folder)) for e in engines]
     columns = ("engine", "version", "median ms", "p10 ms", "p90 ms", "rlx is faster by", "largest difference")
     show_table(f"{model.name}, {threads} thread(s), {processes} processes each", columns, rows)

@@ -77,7 +77,7 @@ def _main() -> None:
     results = run()
     np.savez(output, allow_pickle=False, **results)
     _timed(run, _WARM_UP_SECONDS)
-    print(json.dumps({"version": version, "ms": _timed(run, float(seconds))}))
+    sys.stdout.write(json.dumps({"version": version, "ms": _timed(run, float(seconds))}) + "\n")
 
 
 def _timed(run: _Run, seconds: float) -> list[float]:

@@ -70,7 +70,7 @@ def _model_path() -> Path:
 def _tokenize(sentences: list[str]) -> dict[str, Array]:
     """Return int64 [sentences, length] arrays of token ids, mask and segment ids (BERT WordPiece, uncased)."""
     try:
-        from tokenizers import BertWordPieceTokenizer  # noqa: PLC0415  (an extra)
+        from tokenizers import BertWordPieceTokenizer
     except ImportError as error:
         raise UsageError("the demo needs its tokenizer: pip install 'rlx[demo]'") from error
     vocabulary = resources.files("rlx.cli") / "data" / "bert-base-uncased-vocab.txt"

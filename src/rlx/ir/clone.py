@@ -27,8 +27,9 @@ def _bind(item: Any, env: Mapping[str, Dim]) -> Any:
     if isinstance(item, DimExpr):
         return substitute(item, env)
     if isinstance(item, tuple):
-        bound = tuple(_bind(i, env) for i in cast("tuple[Any, ...]", item))
-        return bound if any(a is not b for a, b in zip(bound, item, strict=True)) else item  # pyright: ignore
+        items = cast("tuple[Any, ...]", item)
+        bound = tuple(_bind(i, env) for i in items)
+        return bound if any(a is not b for a, b in zip(bound, items, strict=True)) else items
     if dataclasses.is_dataclass(item) and not isinstance(item, type):
         changed: dict[str, Any] = {}
         for field in dataclasses.fields(item):

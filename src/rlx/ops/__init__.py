@@ -261,6 +261,7 @@ __all__ = [
     "Pad",
     "Pool",
     "QuantizeLinear",
+    "QuantizedMatMul",
     "Range",
     "Reduce",
     "Region",

@@ -16,8 +16,8 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
 from rlx.expr.body import Body, BodyBuilder, Scalar, canonical
-from rlx.expr.table import TABLE
 from rlx.expr.index import AxisMap, IndexMap, broadcast_map
+from rlx.expr.table import TABLE
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ops.region import Region, WithEpilogue
@@ -245,22 +245,10 @@ def _merge(consumer: Node, operand: Value, facts: Facts, kept: list[int]) -> _Me
     shape, row_axes = frame
     if kept and not (_same_shape(first.shape, shape, facts) and (not first.row_axes or first.row_axes == row_axes)):
         return "its value is also read elsewhere and has another iteration space"
-    sources = _Sources(len(shape))
-    for position, value in enumerate(consumer.operands):
-        assert value is not None
-        if value is not operand and value not in producer.results:
-            sources.add(("c", position), value, _lifted(second.map_of(position), value, second.shape, shape, facts))
     readers = [p for p, value in enumerate(consumer.operands) if value in producer.results]
     if any(second.map_of(p) != second.map_of(readers[0]) for p in readers):
         return "it is read through two different index maps"
-    for position, value in enumerate(producer.operands):
-        assert value is not None
-        mapped = first.map_of(position)
-        if first.row_axes:
-            through = mapped
-        else:
-            through = _through(mapped, value.type.shape, first.shape, second.map_of(readers[0]), shape, facts)
-        sources.add(("p", position), value, through)
+    sources = _sources(consumer, producer, second.map_of(readers[0]), shape, facts)
     body, order = canonical(_joined_body(first, second, consumer, producer, sources, kept))
     sources.reorder(order)
     region = Region(body, shape, sources.map_tuple(), row_axes)
@@ -273,6 +261,28 @@ def _merge(consumer: Node, operand: Value, facts: Facts, kept: list[int]) -> _Me
         if have.dtype is not want.dtype or not _same_shape(have.shape, want.shape, facts):
             return f"a result would become {have} instead of {want}"
     return _Merged(region, sources.values, wanted, kept)
+
+
+def _sources(
+    consumer: Node, producer: Node, read: IndexMap | None, shape: Shape, facts: Facts
+) -> _Sources:
+    """Return the operands of both, with how the merged space reads them."""
+    first, second = producer.op, consumer.op
+    assert isinstance(first, Region)
+    assert isinstance(second, Region)
+    sources = _Sources(len(shape))
+    for position, value in enumerate(consumer.operands):
+        assert value is not None
+        if value not in producer.results:
+            lifted = _lifted(second.map_of(position), value, second.shape, shape, facts)
+            sources.add(("c", position), value, lifted)
+    for position, value in enumerate(producer.operands):
+        assert value is not None
+        mapped = first.map_of(position)
+        if not first.row_axes:
+            mapped = _through(mapped, value.type.shape, first.shape, read, shape, facts)
+        sources.add(("p", position), value, mapped)
+    return sources
 
 
 def _frame(
@@ -472,7 +482,7 @@ def _emit_epilogue(rewriter: Rewriter, node: Node, region: Region, index: int, a
     extras = [o for o in node.operands if o is not value and o is not None]
     builder = BodyBuilder([region.body.inputs[index], *(e.type.dtype for e in extras)])
     args = [
-        builder.input(0) if operand is value else builder.input(1 + extras.index(operand))  # pyright: ignore
+        builder.input(0 if operand is value or operand is None else 1 + extras.index(operand))
         for operand in node.operands
     ]
     body = builder.finish(*builder.inline(region.body, args))

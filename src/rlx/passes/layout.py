@@ -52,9 +52,9 @@ class ChannelsLast:
         rewriter = Rewriter(graph.facts)
         for node in list(graph.block.walk()):
             op = node.op
-            if isinstance(op, Conv | ConvTranspose | Pool) and op.layout == "nchw":
-                if ctx.claims.layout_of(op.name) == "nhwc":
-                    _to_channels_last(rewriter, node, op)
+            wanted = ctx.claims.layout_of(op.name) == "nhwc"
+            if wanted and isinstance(op, Conv | ConvTranspose | Pool) and op.layout == "nchw":
+                _to_channels_last(rewriter, node, op)
         return rewriter.changed
 
 
@@ -187,10 +187,7 @@ def _is_param_only(value: Value, leaves: set[Value]) -> bool:
     return False
 
 
-_Rule = Callable[[Op, Permutation], Op]
-
-
-def _rule(op: Op) -> _Rule | None:
+def _rule(op: Op) -> Callable[..., Op] | None:
     """Return how the operator looks below a transpose: (operator, perm) -> operator on the untransposed operand."""
     if isinstance(op, ElementwiseOp | Cast):
         return lambda o, _: o
@@ -203,17 +200,42 @@ def _rule(op: Op) -> _Rule | None:
 
 
 # Axis a of the transposed tensor is axis perm[a] of the tensor below; attribute tuples move by the inverse.
-_RULES: dict[type[Op], _Rule] = {
-    Concat: lambda o, p: replace(o, axis=p[o.axis]),  # pyright: ignore
-    Softmax: lambda o, p: replace(o, axis=p[o.axis]),  # pyright: ignore
-    LogSoftmax: lambda o, p: replace(o, axis=p[o.axis]),  # pyright: ignore
-    Reduce: lambda o, p: replace(o, axes=tuple(sorted(p[a] for a in o.axes))),  # pyright: ignore
-    Pad: lambda o, p: replace(o, before=_permuted(o.before, _inverse(p)), after=_permuted(o.after, _inverse(p))),  # pyright: ignore
-    Slice: lambda o, p: replace(  # pyright: ignore
-        o,
-        starts=_permuted(o.starts, _inverse(p)),  # pyright: ignore
-        sizes=_permuted(o.sizes, _inverse(p)),  # pyright: ignore
-        steps=_permuted(o.steps, _inverse(p)),  # pyright: ignore
-    ),
-    Resize: lambda o, p: replace(o, sizes=_permuted(o.sizes, _inverse(p)), scales=_permuted(o.scales, _inverse(p))),  # pyright: ignore
+
+
+def _move_concat(op: Concat, perm: Permutation) -> Op:
+    return replace(op, axis=perm[op.axis])
+
+
+def _move_softmax(op: Softmax | LogSoftmax, perm: Permutation) -> Op:
+    return replace(op, axis=perm[op.axis])
+
+
+def _move_reduce(op: Reduce, perm: Permutation) -> Op:
+    return replace(op, axes=tuple(sorted(perm[a] for a in op.axes)))
+
+
+def _move_pad(op: Pad, perm: Permutation) -> Op:
+    back = _inverse(perm)
+    return replace(op, before=_permuted(op.before, back), after=_permuted(op.after, back))
+
+
+def _move_slice(op: Slice, perm: Permutation) -> Op:
+    back = _inverse(perm)
+    starts, sizes = _permuted(op.starts, back), _permuted(op.sizes, back)
+    return replace(op, starts=starts, sizes=sizes, steps=_permuted(op.steps, back))
+
+
+def _move_resize(op: Resize, perm: Permutation) -> Op:
+    back = _inverse(perm)
+    return replace(op, sizes=_permuted(op.sizes, back), scales=_permuted(op.scales, back))
+
+
+_RULES: dict[type[Op], Callable[..., Op]] = {
+    Concat: _move_concat,
+    Softmax: _move_softmax,
+    LogSoftmax: _move_softmax,
+    Reduce: _move_reduce,
+    Pad: _move_pad,
+    Slice: _move_slice,
+    Resize: _move_resize,
 }

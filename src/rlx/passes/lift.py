@@ -62,8 +62,7 @@ def _lift(owner: Node, region: Block, rewriter: Rewriter, outer_pure: set[Value]
         operands = [None if o is None else _outside(o, moved, rewriter, owner) for o in node.operands]
         copy = builder.emit_typed(node.op, operands, [r.type for r in node.results])
         outer_pure.update(copy.results)
-        for inner, outer in zip(node.results, copy.results, strict=True):
-            moved[inner] = outer
+        moved.update(zip(node.results, copy.results, strict=True))
     for node in region.nodes():
         if node.results and node.results[0] in pure:
             for inner in node.results:
