@@ -20,7 +20,6 @@ from rlx.base.numeric import Array
 from rlx.ir.graph import Graph
 from rlx.kernel.program import DimArg, Program, SlotArg, SlotKind, ThunkKind
 from rlx.kernel.schedule import schedule
-from rlx.ops.leaf import Constant
 
 _NO_ERROR = (1 << 63) - 1
 _SIGNATURE = ctypes.CFUNCTYPE(
@@ -87,12 +86,8 @@ class LoweredGraph:
         buffers = [_guarded(evaluate(slot.nbytes, env)) for slot in self.program.slots]
         for index, value in zip(self.program.inputs, self.graph.inputs, strict=True):
             buffers[index][:] = np.frombuffer(inputs[value.name].tobytes(), np.uint8)
-        for index, value in self.program.weights.items():
-            if value.producer is None:
-                data = params[value.name]
-            else:
-                assert isinstance(value.producer.op, Constant)
-                data = value.producer.op.data.array
+        for index, weight in self.program.weights.items():
+            data = params[weight.name] if weight.data is None else weight.data
             buffers[index][:] = np.frombuffer(data.tobytes(), np.uint8)
         for thunk in self.program.thunks:
             if thunk.kind is ThunkKind.BIND:
