@@ -6,11 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.check import launch_check
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise, moves
 from rlx.backends.cpu.kernels.move import launch_move
 from rlx.backends.cpu.kernels.space import Access, dense, dense_access
 from rlx.backends.cpu.lowering import lowering
-from rlx.base.dims import Dim, less_equal
+from rlx.base.dims import Dim, dim_max, less_equal
 from rlx.base.dtypes import DType
 from rlx.base.types import Shape, normalize_axis
 from rlx.expr.body import Body, BodyBuilder
@@ -67,17 +68,19 @@ def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
 
     When an axis is filled, the parts of all later axes exist already and are filled along with it,
     so corners need no case of their own. The parts are disjoint, and `edge`, `reflect` and `wrap`
-    read only what was moved or filled.
+    read only what was moved or filled; whether they reach further is checked first where it is not
+    known.
     """
     op, x = node.op, node.operands[0]
     assert isinstance(op, Pad)
     assert x is not None
     value = node.operands[1] if len(node.operands) > 1 else None
     shape = x.type.shape
-    if op.mode != "constant" and not _reaches(op, shape):
-        return False
     if x.type.dtype.itemsize > 8:
         return False
+    margins = _unproven(op, shape) if op.mode != "constant" else []
+    if margins:
+        launch_check(ctx, isa, margins)
     slot, dtype = ctx.slot(node.result), x.type.dtype
     strides = dense(node.result.type.shape)
     middle: Dim = 0
@@ -121,16 +124,18 @@ def _source(mode: str, before: Dim, extent: Dim, after: Dim, *, front: bool) -> 
     return (extent, 1) if front else (before, 1)
 
 
-def _reaches(op: Pad, shape: Shape) -> bool:
-    """Return whether the padding is known to read only elements of the operand."""
+def _unproven(op: Pad, shape: Shape) -> list[Dim]:
+    """Return by how much the operand is longer than the padding needs, where that is not known."""
+    margins: list[Dim] = []
     for before, extent, after in zip(op.before, shape, op.after, strict=True):
         for count in (before, after):
             if count == 0:
                 continue
             least = {"edge": 1, "reflect": count + 1}.get(op.mode, count)
             if less_equal(least, extent) is not True:
-                return False
-    return True
+                # Padding by 0 elements needs nothing.
+                margins.append(dim_max(extent - least, 0 - count))
+    return margins
 
 
 def _fill(ctx: LoweringContext, isa: Isa, shape: Shape, value: int | None, target: Access) -> None:

@@ -49,7 +49,8 @@ def _normal_form(
 
 def _unit(access: Access, is_full: bool) -> Access:
     """Give a full result a step of 1 along an axis that was inserted."""
-    return replace(access, strides=(*access.strides[:-1], 1)) if is_full else access
+    inserted = is_full and access.strides[-1] == 0
+    return replace(access, strides=(*access.strides[:-1], 1)) if inserted else access
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def launch_rows(
         isa: the target.
         op: the region.
         operands: how the space walks each operand.
-        results: how it walks each result: dense, or with stride 0 along the row.
+        results: how it walks each result: with stride 0 along the row, dense, or like an operand
+            whose neighbours in memory are of neighbouring rows.
         full: per result, whether it has an element for every point (else one per row).
         inplace: (operand slot, result slot) pairs with equal walks; those that the passes allow may
             be the same bytes.
@@ -162,10 +164,11 @@ def _rows(isa: Isa, body: Body, space: _Space) -> _Launch:
 
 
 def _lies_across(space: _Space) -> bool:
-    """Return whether neighbours in memory are of neighbouring rows, and results one per row."""
-    varying = [a for a, f in zip(space.accesses, space.fixed, strict=False) if not f]
+    """Return whether neighbours in memory are of neighbouring rows, or results one per row."""
+    still = (*space.fixed, *(not is_full for is_full in space.full))
+    varying = [a for a, f in zip(space.accesses, still, strict=True) if not f]
     across = any(a.strides[space.outer - 1] == 1 and a.strides[-1] != 1 for a in varying)
-    return across and not any(space.full) and all(a.strides[-1] != 1 for a in varying)
+    return across and all(a.strides[-1] != 1 for a in varying)
 
 
 def _is_short(space: _Space, lanes: int) -> bool:

@@ -19,7 +19,7 @@ from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Value
 from rlx.ir.op import Op
 from rlx.ops.evaluate import evaluate
-from rlx.ops.movement import Concat, Expand, Pad, Slice, Tile, Transpose
+from rlx.ops.movement import Concat, Expand, Pad, PadMode, Slice, Tile, Transpose
 from rlx.ops.spec import building
 
 import_module("rlx.backends.cpu.kernels")  # registers the lowerings
@@ -126,11 +126,15 @@ def test_pad(mode: Any, dtype: DType, isa: Isa, lower_graph: Lower) -> None:
         _exact(lower_graph, isa, Pad((0, 2), (5, 1), mode), dtype, (4, 33), ())
 
 
-def test_padding_that_may_read_outside_is_left_to_the_host(lower_graph: Lower) -> None:
-    s = symbol("s")
-    graph = _graph(Pad((2,), (0,), "reflect"), DType.F32, [(s,), None])
-    with pytest.raises(UnsupportedOpError, match="pad"):
-        lower_graph(graph, _HOST)
+@pytest.mark.parametrize("mode", ["edge", "reflect", "wrap"])
+def test_padding_that_would_read_outside_fails(mode: PadMode, lower_graph: Lower) -> None:
+    s = symbol("s", lower=0)
+    lowered = lower_graph(_graph(Pad((0, 2), (0, 1), mode), DType.F32, [(3, s), None]), _HOST)
+    least = {"edge": 1, "reflect": 3, "wrap": 2}[mode]
+    for extent in (least, least + 1, 40):
+        _check(lowered, DType.F32, [(3, extent), None])
+    with pytest.raises(AssertionError):  # the harness finds the recorded failure
+        lowered.run({"x0": np.zeros((3, least - 1), np.float32)})
 
 
 @_isas
