@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -59,7 +59,7 @@ _BOOLEANS[""] = False
 
 
 @contextmanager
-def override(**values: object) -> Iterator[None]:
+def override(**values: object) -> Generator[None]:
     """Set knobs for a block of code, by name (`override(RLX_VERIFY=True)`).
 
     Raises:

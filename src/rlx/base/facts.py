@@ -8,7 +8,7 @@ the runtime checks every guard before a run and compiles a variant when one does
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -64,7 +64,7 @@ class Facts:
     equalities: dict[str, Dim] = field(default_factory=dict[str, Dim])
 
     @contextmanager
-    def active(self) -> Iterator[Facts]:
+    def active(self) -> Generator[Facts]:
         """Make these the facts that type rules consult."""
         token = _CURRENT.set(self)
         try:

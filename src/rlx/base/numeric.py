@@ -48,7 +48,7 @@ def cast(x: Array, to: DType, *, saturate: bool = True) -> Array:
     if to is DType.BOOL:
         return np.asarray(x != 0)
     if source.is_complex and not to.is_complex:
-        return cast(np.asarray(x.real), to, saturate=saturate)
+        return cast(np.real(x), to, saturate=saturate)
     if to.is_integer and source.is_float:
         return _float_to_int(x, to)
     if to in (DType.F8E4M3, DType.F8E5M2):

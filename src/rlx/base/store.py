@@ -155,7 +155,7 @@ def _key_hash(kind: str, key: str) -> bytes:
 
 def _verified(mapped: memoryview, kind: str, key: str) -> memoryview | None:
     """Return the payload if the header and the checksum fit, else None."""
-    if len(mapped) < _ALIGNED or mapped[: len(_MAGIC)] != _MAGIC:
+    if len(mapped) < _ALIGNED or bytes(mapped[: len(_MAGIC)]) != _MAGIC:
         return None
     fields = bytes(mapped[len(_MAGIC) : _HEADER])
     length = int.from_bytes(fields[32:40], "little")

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from typing import Any, cast
 
 from rlx.base.diagnostics import UNKNOWN, Location
 from rlx.base.errors import TypeRuleError
@@ -28,12 +29,12 @@ def infer_types(
         TypeRuleError: not accepted; the message names the operator, the operand types and the location.
     """
     try:
-        found = op.infer(*types, regions=regions) if regions else op.infer(*types)
+        found: Any = op.infer(*types, regions=regions) if regions else op.infer(*types)
     except TypeRuleError as error:
         shown = ", ".join(str(t) if t is not None else "none" for t in types)
         where = f" at node {location}" if location != UNKNOWN else ""
         raise TypeRuleError(f"{op.name}({shown}){where}: {error}") from error
-    return found if isinstance(found, tuple) else (found,)
+    return cast("tuple[TensorType, ...]", found) if isinstance(found, tuple) else (found,)
 
 
 class Builder:
@@ -80,7 +81,7 @@ class Builder:
         return node
 
     @contextmanager
-    def at(self, location: Location) -> Iterator[None]:
+    def at(self, location: Location) -> Generator[None]:
         """Give nodes emitted inside this location."""
         saved, self.location = self.location, location
         try:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-if TYPE_CHECKING:
-    from rlx.expr.scalar import Body  # noqa: F401  (only named in docstrings)
+from typing import Any, ClassVar
 
 __all__ = ["Op", "lookup_op", "register_op", "registered_ops"]
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
@@ -141,6 +142,11 @@ def _view(array: Array, mapped: IndexMap | None, shape: tuple[int, ...]) -> Arra
     return array[tuple(indices)] if indices else array.reshape((1,) * rank)
 
 
+def _first(found: Any) -> Any:
+    """Return the only result of an operator, which may come alone or in a tuple."""
+    return cast("tuple[Any, ...]", found)[0] if isinstance(found, tuple) else found
+
+
 @op("with_epilogue")
 @dataclass(frozen=True)
 class WithEpilogue(Op):
@@ -157,17 +163,15 @@ class WithEpilogue(Op):
     body: Body
 
     def infer(self, *types: TensorType | None) -> tuple[TensorType, ...]:  # noqa: D102
-        found = self.anchor.infer(*types[: self.anchor_operands])
-        base: TensorType = found[0] if isinstance(found, tuple) else found
+        base = cast("TensorType", _first(self.anchor.infer(*types[: self.anchor_operands])))
         extra = [t for t in types[self.anchor_operands :] if t is not None]
         if (base.dtype, *(t.dtype for t in extra)) != self.body.inputs:
             raise TypeRuleError(f"the epilogue reads {self.body.inputs}, found {base.dtype} and {extra}")
         return tuple(TensorType(self.body.dtype(r), base.shape) for r in self.body.results)
 
     def reference(self, *arrays: Array | None) -> tuple[Array, ...]:  # noqa: D102
-        found = self.anchor.reference(*arrays[: self.anchor_operands])
-        base = found[0] if isinstance(found, tuple) else found
-        base = np.asarray(base).astype(self.body.inputs[0].numpy)
+        found = cast("Array", _first(self.anchor.reference(*arrays[: self.anchor_operands])))
+        base = np.asarray(found).astype(self.body.inputs[0].numpy)
         extra = [a for a in arrays[self.anchor_operands :] if a is not None]
         results = evaluate_body(self.body, [base, *extra])
         return tuple(np.asarray(np.broadcast_to(r, base.shape), order="C") for r in results)

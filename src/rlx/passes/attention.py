@@ -9,7 +9,7 @@ transposes, reshapes and slices that only move heads become index maps of the op
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlx.base.facts import Facts
 from rlx.expr.index import AxisMap, IndexMap
@@ -253,8 +253,7 @@ def _replace(rewriter: Rewriter, op: Attention, operands: list[Value | None], pr
         else None
     )
     if transposed is not None:
-        op = type(op)(**{**op.__dict__, "out_layout": "bshd"})
-        (result,) = rewriter.before(transposed).emit(op, *operands)
+        (result,) = rewriter.before(transposed).emit(replace(op, out_layout="bshd"), *operands)
         rewriter.replace_node(transposed, [result])
     else:
         (result,) = rewriter.before(product).emit(op, *operands)

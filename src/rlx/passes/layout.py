@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from rlx.base.dtypes import DType
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Graph, Node, Value
@@ -31,6 +32,9 @@ __all__ = ["ChannelsLast", "SinkTransposes"]
 
 T = TypeVar("T")
 Permutation = tuple[int, ...]
+
+
+_COSTS = Value(TensorType(DType.BOOL, ()), None, 0, "no value: a transpose would be needed")
 
 
 def _permuted(items: Sequence[T], perm: Permutation) -> tuple[T, ...]:
@@ -78,14 +82,14 @@ class SinkTransposes:
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks in order; return whether anything changed."""
         del ctx
-        rewriter = Rewriter(graph.facts)
+        rewriter, leaves = Rewriter(graph.facts), graph.param_values()
         for node in list(graph.block.walk()):
             if node.block is not None:
-                _sink(rewriter, node, graph)
+                _sink(rewriter, node, leaves)
         return rewriter.changed
 
 
-def _sink(rewriter: Rewriter, node: Node, graph: Graph) -> None:
+def _sink(rewriter: Rewriter, node: Node, leaves: set[Value]) -> None:
     if isinstance(node.op, Transpose):
         _cancel(rewriter, node)
         return
@@ -101,11 +105,10 @@ def _sink(rewriter: Rewriter, node: Node, graph: Graph) -> None:
         return
     back = _inverse(perm)
     builder = rewriter.before(node)
-    leaves = graph.param_values()
     sources: list[Value | None] = []
     for operand in node.operands:
         source = _before_transpose(builder, operand, perm, back, leaves, isinstance(node.op, ElementwiseOp))
-        if source is False:
+        if source is _COSTS:
             return
         sources.append(source)
     (result,) = builder.emit(rule(node.op, perm), *sources)
@@ -148,21 +151,21 @@ def _before_transpose(
     back: Permutation,
     leaves: set[Value],
     broadcasts: bool,
-) -> Value | bool | None:
-    """Return the operand with the transpose taken off, or False where that would cost a transpose at run time."""
+) -> Value | None:
+    """Return the operand with the transpose taken off, or `_COSTS` where that takes a transpose at run time."""
     if operand is None or operand.type.rank == 0:
         return operand
     producer = operand.producer
     if producer is not None and isinstance(producer.op, Transpose) and producer.op.perm == perm:
         return producer.operands[0]
     if not broadcasts:
-        return False
+        return _COSTS
     if _is_small(operand.type):
         return operand
     free = _is_param_only(operand, leaves)
     ones = sum(d != 1 for d in operand.type.shape) <= 1
     if not free and not ones:
-        return False
+        return _COSTS
     full = operand
     if operand.type.rank < len(perm):
         full = builder.emit_one(Reshape((*([1] * (len(perm) - operand.type.rank)), *operand.type.shape)), operand)
@@ -190,7 +193,7 @@ def _is_param_only(value: Value, leaves: set[Value]) -> bool:
 def _rule(op: Op) -> Callable[..., Op] | None:
     """Return how the operator looks below a transpose: (operator, perm) -> operator on the untransposed operand."""
     if isinstance(op, ElementwiseOp | Cast):
-        return lambda o, _: o
+        return _unmoved
     for kind, rule in _RULES.items():
         if isinstance(op, kind):
             if isinstance(op, Reduce) and not op.keepdims:
@@ -200,6 +203,10 @@ def _rule(op: Op) -> Callable[..., Op] | None:
 
 
 # Axis a of the transposed tensor is axis perm[a] of the tensor below; attribute tuples move by the inverse.
+
+
+def _unmoved(op: Op, _: Permutation) -> Op:
+    return op
 
 
 def _move_concat(op: Concat, perm: Permutation) -> Op:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Block, Graph, Node, Value
@@ -23,7 +22,7 @@ class LiftParamWork:
     alone stay; they are folded where they are.
     """
 
-    name: ClassVar[str] = "lift-param-work"
+    name = "lift-param-work"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Return whether a node moved."""

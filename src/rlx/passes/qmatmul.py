@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
@@ -28,7 +27,7 @@ class RecognizeQuantizedMatMul:
     sum is exact where the f32 product rounds, so results move by about the rounding of an f32 sum (reassociates).
     """
 
-    name: ClassVar[str] = "recognize-quantized-matmul"
+    name = "recognize-quantized-matmul"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""

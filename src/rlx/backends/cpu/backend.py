@@ -44,7 +44,7 @@ class CpuBackend:
             isa = host_isa()
         except DeviceError:
             return ()
-        from rlx.backends.cpu.quota import available_cpus  # noqa: PLC0415  (reads the control groups)
+        from rlx.backends.cpu.quota import available_cpus
 
         text = f"{platform.machine()} {isa.name}, {available_cpus()} CPUs"
         return (Target("cpu", isa.triple, isa.features, text),)
@@ -57,18 +57,17 @@ class CpuBackend:
     def passes(self, target: Target) -> Sequence[Any]:
         """Return the weight packing passes."""
         del target
-        from rlx.backends.cpu.passes import cpu_passes  # noqa: PLC0415  (imports all kernels)
+        from rlx.backends.cpu.passes import cpu_passes
 
         return cpu_passes(self._isa())
 
     def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
         """Schedule, build and link a graph."""
         del target
-        from rlx.backends.cpu import kernels  # noqa: F401, PLC0415  (registers the lowerings)
-        from rlx.backends.cpu.lowerer import CpuLowerer  # noqa: PLC0415
-        from rlx.backends.cpu.program import CpuProgram  # noqa: PLC0415
-        from rlx.backends.cpu.quota import available_cpus  # noqa: PLC0415
-        from rlx.kernel.schedule import schedule  # noqa: PLC0415
+        from rlx.backends.cpu.lowerer import CpuLowerer
+        from rlx.backends.cpu.program import CpuProgram
+        from rlx.backends.cpu.quota import available_cpus
+        from rlx.kernel.schedule import schedule
 
         isa = self._isa()
         lowerer = CpuLowerer(isa, options.host_ops)
@@ -81,7 +80,7 @@ class CpuBackend:
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return the instruction set, caches and LLVM version."""
-        import llvmlite.binding as llvm  # noqa: PLC0415  (80 ms)
+        import llvmlite.binding as llvm
 
         isa = self._isa()
         version = ".".join(map(str, llvm.llvm_version_info))

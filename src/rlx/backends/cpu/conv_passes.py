@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
 
 from rlx.backends.cpu.conv_ops import (
     KERNEL_DTYPES,
@@ -48,7 +47,7 @@ class PackConvolutions:
     """
 
     isa: Isa
-    name: ClassVar[str] = "cpu-pack-convolutions"
+    name = "cpu-pack-convolutions"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-import rlx.backends.cpu.kernels  # noqa: F401  (registers every lowering)
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.kernels.copy import copy_bytes
+from rlx.backends.cpu.kernels.copy import copy_bytes  # the package registers every lowering
 from rlx.backends.cpu.lowering import lowerings_of
 from rlx.base.dims import Dim
 from rlx.base.errors import UnsupportedOpError

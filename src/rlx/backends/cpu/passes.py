@@ -5,26 +5,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.matmul import panel_width
-from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul, PackPanels, PackQuads, QuadOffsets
+from rlx.backends.cpu.ops import (
+    PackedMatMul,
+    PackedQuantizedMatMul,
+    PackPanels,
+    PackQuads,
+    QuadOffsets,
+)
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
 from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
-from rlx.ops.matmul import MatMul
 from rlx.ops.elementwise import mul
+from rlx.ops.matmul import MatMul
 from rlx.ops.movement import expand
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.region import Region, WithEpilogue
 from rlx.ops.spec import building
+from rlx.passes.captures import weight_values
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
-from rlx.passes.captures import weight_values
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, PassContext
 
@@ -40,7 +46,7 @@ class PackMatMul:
     """matmul(x, w) -> packed_matmul(x, pack_panels(w)) for a weight matrix w, also inside an epilogue. Exact."""
 
     isa: Isa
-    name: ClassVar[str] = "cpu-pack-matmul"
+    name = "cpu-pack-matmul"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""
@@ -75,7 +81,7 @@ class PackQuantizedMatMul:
     """quantized_matmul(a, w) -> packed_quantized_matmul(a, pack_quads(w), offsets, scales). Exact."""
 
     isa: Isa
-    name: ClassVar[str] = "cpu-pack-quantized-matmul"
+    name = "cpu-pack-quantized-matmul"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.rnn_ops import Layer, Recurrence, gate_parts
@@ -32,7 +31,7 @@ class SplitRecurrent:
     """
 
     isa: Isa
-    name: ClassVar[str] = "cpu-split-recurrent"
+    name = "cpu-split-recurrent"
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""

@@ -26,7 +26,8 @@ from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, vec
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.dims import Dim, ceildiv
 from rlx.base.dtypes import DType
-from rlx.ir.graph import Node, Value as GraphValue
+from rlx.ir.graph import Node
+from rlx.ir.graph import Value as GraphValue
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.attention import Attention
@@ -232,10 +233,9 @@ def _attention_kernel(isa: Isa, spec: _Spec) -> Emitted:
     module = Module(isa)
     tile = _Tile(module, spec)
     functions = {rows: tile.emit(rows) for rows in range(1, 7)}
-    with module.kernel("attention", 5 + len(_NUMBERS)) as k:
-        with k.loop(k.begin, k.end) as chunk:
-            _attention_chunk(k, tile, functions, chunk.index)
-            chunk.next()
+    with module.kernel("attention", 5 + len(_NUMBERS)) as k, k.loop(k.begin, k.end) as chunk:
+        _attention_chunk(k, tile, functions, chunk.index)
+        chunk.next()
     return finish(module)
 
 
@@ -351,7 +351,7 @@ def lower_attention(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert q is not None
     assert k is not None
     assert v is not None
-    batch, heads, queries, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
+    batch, _, _, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
     kv_heads = _kv_heads(op, k)
     plain = q.type.dtype is DType.F32 and (mask is None or mask.type.dtype in (DType.F32, DType.BOOL))
     if not plain or not isinstance(depth, int) or not isinstance(value_depth, int):
