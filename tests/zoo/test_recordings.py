@@ -38,7 +38,7 @@ def _evaluate(case: zoo.Case, *, exact: bool) -> dict[str, Array]:
 def test_the_recording_is_off_and_rlx_is_not(case: zoo.Case) -> None:
     truth, ours = _evaluate(case, exact=True), _evaluate(case, exact=False)
     _, recorded = zoo.golden(case)
-    off = {}
+    off: dict[str, float] = {}
     for name, want in recorded.items():
         if want.dtype.kind != "f":
             continue

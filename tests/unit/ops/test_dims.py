@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from rlx.base.dims import UndecidedError, ceildiv, dim_max, dim_min, evaluate, floordiv, symbol
 from rlx.base.dtypes import DType
 from rlx.base.facts import Facts
+from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ops import elementwise as ew
 from rlx.ops import indexing as ix
@@ -21,14 +23,14 @@ from rlx.ops.reduce import Reduce
 N, M = symbol("N"), symbol("M")
 
 
-def objects(*elements: Any) -> Any:
+def objects(*elements: Any) -> Array:
     out = np.empty(len(elements), object)
     out[:] = elements
     return out
 
 
-def folded(op: Any, *arrays: Any, dtype: DType = DType.I64) -> Any:
-    given = [a if isinstance(a, np.ndarray) else objects(*a) for a in arrays]
+def folded(op: Any, *arrays: Array | Sequence[Any], dtype: DType = DType.I64) -> Any:
+    given = [objects(*a) if isinstance(a, Sequence) else a for a in arrays]
     found = fold(op, [TensorType(dtype, a.shape) for a in given], given)
     return None if found is None else found[0].tolist()
 

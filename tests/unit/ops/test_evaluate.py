@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlx.base.errors import ExecutionError, PassError, TypeRuleError, UsageError
 from rlx.base.facts import Facts
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Block, Graph
+from rlx.ir.graph import Block, Graph, Value
 from rlx.ir.op import Op
 from rlx.ops import elementwise as ew
 from rlx.ops import movement as mv
@@ -31,7 +32,7 @@ def f32(*shape: Dim) -> TensorType:
     return TensorType(F32, shape)
 
 
-def region(types: list[TensorType], function: Any) -> Block:
+def region(types: list[TensorType], function: Callable[..., Sequence[Value]]) -> Block:
     block = Block()
     values = [block.add_parameter(t) for t in types]
     with building(Builder(block, Facts())):
@@ -39,7 +40,7 @@ def region(types: list[TensorType], function: Any) -> Block:
     return block
 
 
-def graph_of(types: dict[str, TensorType], function: Any) -> Graph:
+def graph_of(types: dict[str, TensorType], function: Callable[..., Sequence[Value]]) -> Graph:
     graph = Graph()
     values = [graph.add_input(n, t) for n, t in types.items()]
     builder = Builder(graph.block, graph.facts)
@@ -50,13 +51,19 @@ def graph_of(types: dict[str, TensorType], function: Any) -> Graph:
 
 
 def test_extents_come_from_the_inputs() -> None:
-    graph = graph_of({"x": f32(N, 3)}, lambda _, x: [mv.tile(x, (N, 1))])
+    def tiled(_: Builder, x: Value) -> list[Value]:
+        return [mv.tile(x, (N, 1))]
+
+    graph = graph_of({"x": f32(N, 3)}, tiled)
     assert evaluate(graph, {"x": np.ones((2, 3), np.float32)})["y0"].shape == (4, 3)
     assert evaluate(graph, {"x": np.ones((3, 3), np.float32)})["y0"].shape == (9, 3)
 
 
 def test_inputs_are_checked() -> None:
-    graph = graph_of({"x": f32(N, 3), "w": f32(N)}, lambda _, x, w: [x, w])
+    def both(_: Builder, x: Value, w: Value) -> list[Value]:
+        return [x, w]
+
+    graph = graph_of({"x": f32(N, 3), "w": f32(N)}, both)
     good = {"x": np.ones((2, 3), np.float32), "w": np.ones(2, np.float32)}
     assert list(evaluate(graph, good)) == ["y0", "y1"]
     for change, text in (
@@ -97,8 +104,10 @@ def test_params_and_observer() -> None:
 
 
 def test_every_result_is_rounded_to_its_dtype() -> None:
-    half = TensorType(DType.F16, (1,))
-    graph = graph_of({"x": half}, lambda _, x: [ew.sub(ew.add(x, constant(1.0, DType.F16)), x)])
+    def plus_one_minus_x(_: Builder, x: Value) -> list[Value]:
+        return [ew.sub(ew.add(x, constant(1.0, DType.F16)), x)]
+
+    graph = graph_of({"x": TensorType(DType.F16, (1,))}, plus_one_minus_x)
     x = np.array([2048], np.float16)
     assert evaluate(graph, {"x": x})["y0"][0] == 0  # 2049 rounds to 2048
     assert evaluate(graph, {"x": x})["y0"].dtype == np.float16
@@ -142,11 +151,23 @@ def test_results_are_checked_against_the_type_rule() -> None:
         run_op(_Lies(), [np.ones(2, np.float32)])
 
 
+def _itself(x: Value) -> list[Value]:
+    return [x]
+
+
+def _whole(x: Value) -> list[Value]:
+    return [ew.cast(x, I64)]
+
+
+def _six_over(x: Value) -> list[Value]:
+    return [ew.div(constant(np.array([6])), x)]
+
+
 def test_if_runs_one_branch() -> None:
     whole = TensorType(I64, (1,))
     branches = (
-        region([whole], lambda x: [ew.div(constant(np.array([6])), x)]),
-        region([whole], lambda x: [x]),
+        region([whole], _six_over),
+        region([whole], _itself),
     )
 
     def function(builder: Builder, flag: Any, x: Any) -> Any:
@@ -158,7 +179,7 @@ def test_if_runs_one_branch() -> None:
 
 
 def test_if_needs_equal_branches() -> None:
-    branches = (region([f32(2)], lambda x: [x]), region([f32(2)], lambda x: [ew.cast(x, I64)]))
+    branches = (region([f32(2)], _itself), region([f32(2)], _whole))
     with pytest.raises(TypeRuleError, match="result 0"):
         If().infer(TensorType(BOOL, ()), f32(2), regions=branches)
 

@@ -28,6 +28,10 @@ def i64(*values: Any) -> Any:
     return np.array(values[0] if len(values) == 1 else values, np.int64)
 
 
+def f32(values: list[float]) -> Any:
+    return np.array(values, np.float32)
+
+
 @pytest.mark.parametrize("kind", [np.int32, np.int64, np.int8, np.uint8])
 def test_gather(kind: Any) -> None:
     index = np.array([[0, 2], [1, 0]], kind)
@@ -98,21 +102,17 @@ def test_duplicates_merge(reduction: str, expected: list[int]) -> None:
 
 
 def test_scatter_add_from_zero() -> None:
-    found = run(
-        ix.ScatterND("add"), np.zeros(4, np.float32), i64([[1], [1], [3]]), np.float32([1, 2, 5])
-    )
+    found = run(ix.ScatterND("add"), np.zeros(4, np.float32), i64([[1], [1], [3]]), f32([1, 2, 5]))
     assert found.tolist() == [0, 3, 0, 5]
 
 
 def test_the_last_of_duplicates_wins() -> None:
-    found = run(ix.ScatterElements(0), np.zeros(3, np.float32), i64(1, 1, 1), np.float32([1, 2, 3]))
+    found = run(ix.ScatterElements(0), np.zeros(3, np.float32), i64(1, 1, 1), f32([1, 2, 3]))
     assert found.tolist() == [0, 3, 0]
 
 
 def test_scatter_keeps_nan_in_max() -> None:
-    found = run(
-        ix.ScatterElements(0, "max"), np.float32([np.nan, 1]), i64(0, 1), np.float32([5, np.nan])
-    )
+    found = run(ix.ScatterElements(0, "max"), f32([np.nan, 1]), i64(0, 1), f32([5, np.nan]))
     assert np.isnan(found).all()
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from rlx.base.errors import TypeRuleError, UsageError
 from rlx.base.facts import Facts
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Value
 from rlx.ops import movement as mv
 from rlx.ops.evaluate import evaluate, run_op
 from rlx.ops.spec import building
@@ -26,15 +27,21 @@ def run(op: Any, *arrays: Any) -> Any:
     return result
 
 
-def build(function: Any, shape: tuple[Dim, ...], dtype: DType = DType.F32) -> Graph:
+def build(
+    function: Callable[[Value], Value | None], shape: tuple[Dim, ...], dtype: DType = DType.F32
+) -> Graph:
     graph = Graph()
     x = graph.add_input("x", TensorType(dtype, shape))
     with building(Builder(graph.block, graph.facts)):
-        graph.set_outputs({"y": function(x)})
+        y = function(x)
+    assert y is not None
+    graph.set_outputs({"y": y})
     return graph
 
 
-def apply(function: Any, x: Any, shape: tuple[Dim, ...] | None = None) -> Any:
+def apply(
+    function: Callable[[Value], Value | None], x: Any, shape: tuple[Dim, ...] | None = None
+) -> Any:
     graph = build(function, x.shape if shape is None else shape, DType.of(x.dtype))
     return evaluate(graph, {"x": x})["y"]
 
@@ -88,7 +95,7 @@ def test_transpose(perm: tuple[int, ...]) -> None:
         ((1, 0, 0), (0, 3, 4), (1, 1, 1)),
     ],
 )
-def test_slice(starts: Any, sizes: Any, steps: Any) -> None:
+def test_slice(starts: tuple[int, ...], sizes: tuple[int, ...], steps: tuple[int, ...]) -> None:
     op = mv.Slice(starts, sizes, steps)
     lines = [s + t * np.arange(n) for s, n, t in zip(starts, sizes, steps, strict=True)]
     want = X[np.ix_(*lines)] if 0 not in sizes else np.empty(sizes, np.float32)
@@ -113,7 +120,7 @@ def test_slice_refuses_what_is_outside() -> None:
 
 
 def test_split_and_concat() -> None:
-    def swap(x: Any) -> Any:
+    def swap(x: Value) -> Value:
         a, b = mv.split(x, (1, N - 1), 0)
         return mv.concat((b, a), 0)
 
@@ -128,7 +135,7 @@ def test_split_and_concat() -> None:
 
 
 def test_concat_keeps_the_order_of_its_operands() -> None:
-    def function(x: Any) -> Any:
+    def function(x: Value) -> Value:
         a = mv.slice_axis(x, 1, 1, 3)
         return mv.concat((mv.flip(a, 1), a), 1)
 

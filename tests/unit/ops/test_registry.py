@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rlx.base.errors import RlxError
 from rlx.base.numeric import widen
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Graph
+from rlx.ir.graph import Graph, Value
 from rlx.ir.op import registered_ops
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import print_graph
@@ -31,7 +32,7 @@ OPS = {
 
 
 def samples_of(cls: Any) -> list[Sample]:
-    declared = list(getattr(cls, "samples", ()))
+    declared: list[Sample] = list(getattr(cls, "samples", ()))
     if declared or not issubclass(cls, ElementwiseOp):
         return declared
     domain = cls.decl.domain
@@ -63,7 +64,11 @@ def make(operand: Operand | None, rng: np.random.Generator) -> Any:
     return (np.tanh(x) if operand.fill == "unit" else x).astype(dtype)
 
 
-def build(op: Any, types: list[TensorType | None], function: Any) -> Graph | None:
+def build(
+    op: Any,
+    types: list[TensorType | None],
+    function: Callable[[Any, list[Value | None]], Value | tuple[Value, ...] | None],
+) -> Graph | None:
     graph = Graph()
     values = [None if t is None else graph.add_input(f"x{i}", t) for i, t in enumerate(types)]
     with building(Builder(graph.block, graph.facts)):
@@ -108,7 +113,7 @@ def test_sample(name: str, sample: Sample) -> None:
         np.testing.assert_array_equal(widen(found), widen(expected))
 
 
-def _emit(op: Any, values: list[Any]) -> Any:
+def _emit(op: Any, values: list[Value | None]) -> tuple[Value, ...]:
     return emit(op, *values)
 
 
