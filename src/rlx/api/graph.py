@@ -91,7 +91,7 @@ class _LocatingBuilder(Builder):
     """Gives every node the Python line of the caller outside rlx as its location."""
 
     def emit_typed(self, *args: Any, **kwargs: Any) -> Any:
-        frame = sys._getframe(1)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  (documented)
+        frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (documented)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
             frame = frame.f_back
         with self.at(Location(source=f"{frame.f_code.co_filename}:{frame.f_lineno}")):

@@ -85,7 +85,7 @@ CACHE = Knob("RLX_CACHE", "on", "`on`, `off`, or `content` (identify model files
 CACHE_DIR = Knob("RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder.")
 CACHE_LIMIT = Knob("RLX_CACHE_LIMIT", 1 << 30, "Size in bytes above which the oldest cache entries are removed.")
 GOLDENS = Knob("RLX_GOLDENS", "", "Folder of recorded model outputs; empty: tests/goldens of a source checkout.")
-CPU_ISA = Knob("RLX_CPU_ISA", "", "Restrict the CPU backend to an instruction set level: `v3` (AVX2) or `v4` (AVX-512).")
+CPU_ISA = Knob("RLX_CPU_ISA", "", "Restrict the CPU backend to a level of instructions: `v3` (AVX2) or `v4` (AVX-512).")
 THREADS = Knob("RLX_THREADS", 0, "Default number of threads of a run; 0 means all available CPUs.")
 
 
