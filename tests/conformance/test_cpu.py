@@ -14,7 +14,9 @@ _LEVELS = {"v3": ("v3", "v4"), "v4": ("v4",)}
 
 def _needs(level: str) -> pytest.MarkDecorator:
     host = host_isa().name
-    return pytest.mark.skipif(host not in _LEVELS[level], reason=f"this processor is {host}, level {level} needs more")
+    return pytest.mark.skipif(
+        host not in _LEVELS[level], reason=f"this processor is {host}, level {level} needs more"
+    )
 
 
 def _cases(level: str, selection: str) -> list[Case]:
