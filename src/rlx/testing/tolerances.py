@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlx.base.dtypes import DType
+from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.expr.body import Body
 from rlx.ir.op import Op
@@ -64,10 +65,13 @@ def ulp(y: Array, dtype: DType) -> _F64:
 
 
 def family_of(op: Op, dtypes: Sequence[DType | None]) -> str:
-    """Return `exact`, `primitive`, `composite` or the name of the operator's own rule.
+    """Return `exact`, `primitive`, `composite`, the name of the operator's rule here, or `declared`: its own.
+
+    An operator declares its own by a method `allowed_error(operands, y, dtype)`, which gets the finite operands and
+    the expected result in f64 and returns the largest allowed error, of any shape that broadcasts to y.
 
     Raises:
-        KeyError: the operator has no rule yet.
+        UsageError: the operator has no rule.
     """
     if op.name in EXACT:
         return "exact"
@@ -75,7 +79,12 @@ def family_of(op: Op, dtypes: Sequence[DType | None]) -> str:
         return op.name
     if isinstance(op, ElementwiseOp):
         return _elementwise_family(op.body(*(d for d in dtypes if d is not None)))
-    raise KeyError(op.name)
+    if callable(getattr(op, "allowed_error", None)):
+        return "declared"
+    raise UsageError(
+        f"nothing says how exact operator {op.name!r} is: give {type(op).__name__} a method `allowed_error`, or add a "
+        "rule to rlx.testing.tolerances"
+    )
 
 
 def _elementwise_family(body: Body) -> str:
@@ -119,6 +128,8 @@ def allowed_error(op: Op, operands: Sequence[Array | None], results: Sequence[Ar
                 bound = _COMMON[family](op, wide, y, dtype) if family in _COMMON else 0.0
                 if family in _RULES and not (family == "top_k" and position):
                     bound = _RULES[family](op, wide, y, dtype)
+                if family == "declared":
+                    bound = cast("Any", op).allowed_error(wide, y, dtype)
         found.append(np.broadcast_to(np.asarray(bound, np.float64), result.shape))
     return found
 
@@ -344,11 +355,12 @@ def _scatter(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
         return 0.0
     x, updates = operands[0], operands[2]
     assert x is not None
+    assert operands[1] is not None
     assert updates is not None
     n = updates.size * roundoff(dtype)
     if op.reduction == "mul":
         return n * np.abs(y) + ulp(y * 0, dtype)
-    return n * _absolute(op, operands)
+    return n * _first(op.reference(np.abs(x), operands[1].astype(np.int64), np.abs(updates)))
 
 
 def _attention(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -362,6 +374,16 @@ def _attention(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     # What softmax reads and writes may be rounded to the dtype where attention is composed of operators.
     relative = 2 * score + _gamma(2 * keys + 20, dtype) + roundoff(dtype) * (2 * (top + shift) + 4)
     return relative * np.max(v, initial=0) + 2 * roundoff(dtype) * np.abs(y) + ulp(y * 0, dtype)
+
+
+def _quantized_matmul(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
+    # The integer sum is exact where there are kernels for it; composed of operators it is a product in f32.
+    del op
+    a, a_scale, a_zero, w, w_scale = (None if o is None else np.abs(o) for o in operands)
+    assert a is not None
+    assert w is not None
+    total = np.matmul(a + (0.0 if a_zero is None else a_zero), w) * a_scale * w_scale
+    return _linear(a.shape[-1] + 3, total, y, dtype)
 
 
 def _recurrent(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -399,6 +421,7 @@ _RULES: dict[str, _Rule] = {
     "lstm": _recurrent,
     "matmul": _matmul,
     "pool": _pool,
+    "quantized_matmul": _quantized_matmul,
     "range": _range,
     "reduce": _reduce,
     "resize": _resize,

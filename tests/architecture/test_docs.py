@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation is in step with the code: generated pages are fresh, links lead somewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlx.base import errors
+from rlx.base.config import KNOBS
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_INLINE = re.compile(r"`[^`\n]*`")
+
+
+def _prose(text: str) -> str:
+    return _INLINE.sub("", _FENCE.sub("", text))
+
+
+def _anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def test_generated_pages_are_fresh() -> None:
+    script = _ROOT / "scripts" / "generate_docs.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", _PAGES, ids=lambda p: str(p.relative_to(_ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken: list[str] = []
+    for target in _LINK.findall(_prose(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        found = file.exists() and (not anchor or anchor in _anchors(file.read_text(encoding="utf-8")))
+        if not found:
+            broken.append(target)
+    assert not broken, f"{page.relative_to(_ROOT)} links to what is not there: {broken}"
+
+
+def test_every_page_can_be_reached_from_the_index() -> None:
+    docs = _ROOT / "docs"
+    linked = {
+        (docs / target.partition("#")[0]).resolve()
+        for target in _LINK.findall(_prose((docs / "index.md").read_text(encoding="utf-8")))
+    }
+    missing = [str(p.relative_to(docs)) for p in docs.glob("**/*.md") if p.resolve() not in linked]
+    assert missing == ["index.md"], "docs/index.md does not link to these"
+
+
+def test_every_error_has_a_section() -> None:
+    text = (_ROOT / "docs" / "guide" / "errors.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^## (\w+)$", text, re.MULTILINE))
+    classes = {n for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.RlxError)}
+    assert classes - sections == set()
+    assert sections - classes == set()
+
+
+def test_every_knob_that_prose_names_exists() -> None:
+    unknown = {
+        f"{page.relative_to(_ROOT)}: {name}"
+        for page in _PAGES
+        for name in re.findall(r"\bRLX_[A-Z_]+\b", page.read_text(encoding="utf-8"))
+        if name not in KNOBS
+    }
+    assert not unknown
