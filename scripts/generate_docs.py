@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the generated part of the documentation: the tables in `docs/reference` and of the passes.
 
-    python scripts/generate_docs.py            # write
-    python scripts/generate_docs.py --check    # fail if a file is not what would be written
+python scripts/generate_docs.py            # write
+python scripts/generate_docs.py --check    # fail if a file is not what would be written
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, cast, get_args, get_origin, get_type_hints
 
 from typer.models import ArgumentInfo
 
-import rlx.backends.cpu.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import rlx.backends.cpu.kernels  # pyright: ignore[reportUnusedImport]
 import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from rlx.backends.cpu.claims import cpu_claims
 from rlx.backends.cpu.isa import generic_isa
@@ -108,12 +108,22 @@ def _operators() -> str:
         _table(columns, [_operator_row(n, c) for n, c in shared]),
         "## Private to the CPU backend",
         "They come from its own passes and hold weights in the layouts its kernels read. No frontend makes them.",
-        _table(("operator", "operands", "attributes", "what it computes"), [_private_row(n, c) for n, c in private]),
+        _table(
+            ("operator", "operands", "attributes", "what it computes"),
+            [_private_row(n, c) for n, c in private],
+        ),
     )
 
 
 def _operator_row(name: str, cls: type[Op]) -> tuple[str, ...]:
-    return (_code(name), _operands(cls), _attributes(cls), _dtypes(cls), _on_cpu(name, cls), _summary(cls))
+    return (
+        _code(name),
+        _operands(cls),
+        _attributes(cls),
+        _dtypes(cls),
+        _on_cpu(name, cls),
+        _summary(cls),
+    )
 
 
 def _private_row(name: str, cls: type[Op]) -> tuple[str, ...]:
@@ -150,7 +160,10 @@ def _on_cpu(name: str, cls: type[Op]) -> str:
         ("schedule", name in _SCHEDULED),
         ("kernel", claims.supports(name) and (bool(lowerings_of(cls)) or name in _REPLACED)),
         ("region", hasattr(cls, "region") or name in {"region", "with_epilogue"}),
-        ("decomposed", hasattr(cls, "decompose") and not claims.supports(name) and not hasattr(cls, "region")),
+        (
+            "decomposed",
+            hasattr(cls, "decompose") and not claims.supports(name) and not hasattr(cls, "region"),
+        ),
     ]
     return ", ".join(way for way, fits in ways if fits) or "host"
 
@@ -186,7 +199,8 @@ def _onnx() -> str:
 
 def _knobs() -> str:
     rows = [
-        (_code(k.name), type(k.default).__name__, _code(str(k.default)) or "empty", k.doc) for k in KNOBS.values()
+        (_code(k.name), type(k.default).__name__, _code(str(k.default)) or "empty", k.doc)
+        for k in KNOBS.values()
     ]
     return _page(
         "Knobs",
@@ -208,7 +222,9 @@ def _cli() -> str:
     for command in commands.registered_commands:
         function: Any = command.callback
         parameters = inspect.signature(function).parameters.values()
-        arguments = [_argument(p) for p in parameters if isinstance(_info(function, p), ArgumentInfo)]
+        arguments = [
+            _argument(p) for p in parameters if isinstance(_info(function, p), ArgumentInfo)
+        ]
         usage = " ".join([f"rlx {command.name}", *arguments, "[OPTIONS]"])
         parts += [f"## rlx {command.name}", inspect.getdoc(function) or "", f"```\n{usage}\n```"]
         if parameters:
@@ -284,7 +300,9 @@ def _entries(entries: Sequence[Entry]) -> str:
 
 
 def _options(cls: type[Any]) -> str:
-    return _code(", ".join(f"{f.name}={str(f.default).lower()}" for f in dataclasses.fields(cls) if f.init))
+    return _code(
+        ", ".join(f"{f.name}={str(f.default).lower()}" for f in dataclasses.fields(cls) if f.init)
+    )
 
 
 def _summary_of(cls: type[Any]) -> str:

@@ -34,7 +34,11 @@ def _anchors(text: str) -> set[str]:
 def test_generated_pages_are_fresh() -> None:
     script = _ROOT / "scripts" / "generate_docs.py"
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, str(script), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
 
@@ -48,7 +52,9 @@ def test_links_lead_somewhere(page: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         file = (page.parent / name).resolve() if name else page
-        found = file.exists() and (not anchor or anchor in _anchors(file.read_text(encoding="utf-8")))
+        found = file.exists() and (
+            not anchor or anchor in _anchors(file.read_text(encoding="utf-8"))
+        )
         if not found:
             broken.append(target)
     assert not broken, f"{page.relative_to(_ROOT)} links to what is not there: {broken}"
@@ -67,7 +73,9 @@ def test_every_page_can_be_reached_from_the_index() -> None:
 def test_every_error_has_a_section() -> None:
     text = (_ROOT / "docs" / "guide" / "errors.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"^## (\w+)$", text, re.MULTILINE))
-    classes = {n for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.RlxError)}
+    classes = {
+        n for n, c in vars(errors).items() if inspect.isclass(c) and issubclass(c, errors.RlxError)
+    }
     assert classes - sections == set()
     assert sections - classes == set()
 
