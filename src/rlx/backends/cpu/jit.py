@@ -14,6 +14,7 @@ import re
 import struct
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -247,6 +248,7 @@ class Library:
     def __init__(self, objects: Sequence[bytes], symbols: Iterable[str], isa: Isa) -> None:
         import llvmlite.binding as llvm
 
+        _release_abandoned()
         names = list(dict.fromkeys(symbols))
         builder = llvm.JITLibraryBuilder()
         needed: set[str] = set()
@@ -266,7 +268,7 @@ class Library:
                 raise BuildError(f"linking {len(objects)} objects failed: {error}") from error
         self._addresses: dict[str, int] = {name: self._tracker[name] for name in names}
         # Also runs when the object is collected, but not at interpreter exit: pool threads may still be in the code.
-        self._release = weakref.finalize(self, _release, self._tracker, self._jit)
+        self._release = weakref.finalize(self, _ABANDONED.append, (self._tracker, self._jit))
         self._release.atexit = False
 
     def address(self, symbol: str) -> int:
@@ -291,9 +293,20 @@ class Library:
     def close(self) -> None:
         """Remove the code from memory. Nothing may be running it, nothing may call it afterwards."""
         self._release()
+        _release_abandoned()
 
 
-def _release(tracker: llvm.ResourceTracker, jit: llvm.LLJIT) -> None:
-    with _LOCK:
-        tracker.close()
-        jit.close()
+_ABANDONED: deque[tuple[llvm.ResourceTracker, llvm.LLJIT]] = deque()
+"""Code of libraries that are gone. The collector may run inside llvmlite, whose lock the same thread cannot take
+again, so a finalizer only leaves it here and the next call that opens or closes a library unmaps it."""
+
+
+def _release_abandoned() -> None:
+    while True:
+        try:
+            tracker, jit = _ABANDONED.popleft()
+        except IndexError:
+            return
+        with _LOCK:
+            tracker.close()
+            jit.close()
