@@ -169,6 +169,8 @@ class Resize(Op):
             extent: its extent in x; the size must be static.
         """
         out = int(self.sizes[axis])
+        if out == 0:
+            return []
         given = self.scales[axis]
         scale = Fraction(out, extent) if given is None else scale_ratio(given)
         positions = range(out)
