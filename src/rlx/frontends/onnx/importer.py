@@ -344,6 +344,13 @@ class Importer:
                 text = str(error).removeprefix(f"{node.label}: ")
                 self._reported = type(error)(f"{self.model.source}: {node.label}: {text}")
                 raise self._reported from error
+            except (ValueError, IndexError, OverflowError, ZeroDivisionError) as error:
+                # A file may combine operands and attributes in ways that no mapping checks for.
+                self._reported = ModelError(
+                    f"{self.model.source}: {node.label}: operands and attributes do not fit together "
+                    f"({type(error).__name__}: {error})"
+                )
+                raise self._reported from error
         return (found,) if isinstance(found, Value) else found
 
     def _call(

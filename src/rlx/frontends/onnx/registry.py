@@ -191,6 +191,8 @@ class Call:
         Raises:
             UnsupportedOpError: they depend on the data of a run.
         """
+        if self.maybe(index) is None:
+            raise self.wrong(f"{what} (input {index}) is missing")
         array = self.known_array(index)
         if array is None:
             raise self.refuse(

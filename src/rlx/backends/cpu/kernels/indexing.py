@@ -11,11 +11,11 @@ from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Failure, Kernel, finish
 from rlx.backends.cpu.builder import Module, Value
-from rlx.backends.cpu.vconvert import cast as cast_value
 from rlx.backends.cpu.emit import load_value, store_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.lltypes import I64, int_type
 from rlx.backends.cpu.lowering import lowering
+from rlx.backends.cpu.vconvert import cast as cast_value
 from rlx.base.dims import Dim, ceildiv, dim_max, product
 from rlx.base.dtypes import DType
 from rlx.base.types import normalize_axis
@@ -52,11 +52,10 @@ def _copy(k: Kernel, target: Value, source: Value, elements: Value, itemsize: in
     """Copy elements that do not overlap: one by one when there are few, else by memcpy."""
     kind = int_type(8 * itemsize)
     few = elements < 16
-    with k.if_(few):
-        with k.loop(0, elements) as loop:
-            at = loop.index * itemsize
-            k.store(k.load(kind, k.offset(source, at)), k.offset(target, at))
-            loop.next()
+    with k.if_(few), k.loop(0, elements) as loop:
+        at = loop.index * itemsize
+        k.store(k.load(kind, k.offset(source, at)), k.offset(target, at))
+        loop.next()
     with k.if_(~few):
         k.memcpy(target, source, elements * itemsize)
 
@@ -176,7 +175,9 @@ def lower_gather_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool | 
 
 @cache
 def _gather_nd_kernel(isa: Isa, index: DType, itemsize: int, named: int) -> Emitted:
-    """Arguments: x [batch, *extents, inner], indices [batch, count, named], y [batch, count, inner]; extents..., then
+    """Gather blocks of the innermost extents.
+
+    Arguments: x [batch, *extents, inner], indices [batch, count, named], y [batch, count, inner]; extents..., then
     count, inner, total rows, rows per chunk.
     """
     module = Module(isa)
@@ -276,7 +277,7 @@ def lower_scatter_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool |
     dtype = x.type.dtype
     if indices.type.dtype not in _INDEX_TYPES or dtype.is_complex or x.type.rank == 0:
         return False
-    from rlx.backends.cpu.kernels.copy import copy_bytes  # noqa: PLC0415  (registers no lowering)
+    from rlx.backends.cpu.kernels.copy import copy_bytes
 
     rank = x.type.rank
     out = ctx.slot(node.result)
@@ -303,11 +304,10 @@ def _scatter_nd_kernel(isa: Isa, index: DType, dtype: DType, named: int, reducti
             for i, extent in enumerate(extents):
                 row = row * extent + _index(k, index, indices, loop.index * named + i, extent)
                 nonempty = nonempty & (extent > 0)
-            with k.if_(nonempty):
-                with k.loop(0, inner) as element:
-                    update = load_value(k, dtype, updates, loop.index * inner + element.index, 0)
-                    _merge(k, dtype, reduction, y, row * inner + element.index, update)
-                    element.next()
+            with k.if_(nonempty), k.loop(0, inner) as element:
+                update = load_value(k, dtype, updates, loop.index * inner + element.index, 0)
+                _merge(k, dtype, reduction, y, row * inner + element.index, update)
+                element.next()
             loop.next()
     return finish(module)
 
@@ -324,7 +324,7 @@ def lower_scatter_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     named, dtype = indices.type.shape[-1], x.type.dtype
     if indices.type.dtype not in _INDEX_TYPES or dtype.is_complex or not isinstance(named, int):
         return False
-    from rlx.backends.cpu.kernels.copy import copy_bytes  # noqa: PLC0415  (registers no lowering)
+    from rlx.backends.cpu.kernels.copy import copy_bytes
 
     out = ctx.slot(node.result)
     copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes)

@@ -22,9 +22,9 @@ from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
+from rlx.backends.cpu.emit import load_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
-from rlx.backends.cpu.emit import load_value
 from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul
@@ -269,7 +269,9 @@ def _tile_rows(
 
 @cache
 def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: a, b, c, (offsets, scales,) extras..., m, row blocks, column groups, k, n, then per batch axis
+    """Multiply by panels.
+
+    Arguments: a, b, c, (offsets, scales,) extras..., m, row blocks, column groups, k, n, then per batch axis
     (extent, a, b) strides.
     """
     module = Module(isa)
@@ -337,10 +339,9 @@ def _panels(
             _tile_rows(
                 k, emitter, lambda row, r: _many_panels(k, emitter, operands, row, r, low, full_end), first, last, m, 2
             )
-        with branch.otherwise():
-            with k.loop(low, full_end) as loop:
-                each_row(loop.index, tail=False)
-                loop.next()
+        with branch.otherwise(), k.loop(low, full_end) as loop:
+            each_row(loop.index, tail=False)
+            loop.next()
     with k.loop(k.smax(low, full_end), high) as loop:
         each_row(loop.index, tail=True)
         loop.next()
@@ -545,4 +546,7 @@ def _batch_axes(
 
 def _continues(inner: tuple[Dim, Dim, Dim], outer: tuple[Dim, Dim, Dim]) -> bool:
     """Whether an outer axis walks on where the inner one ends, in both operands."""
-    return all((o == 0 and i == 0) or (o != 0 and i != 0 and o == inner[0] * i) for i, o in zip(inner[1:], outer[1:], strict=True))
+    for i, o in zip(inner[1:], outer[1:], strict=True):
+        if (i == 0) != (o == 0) or (i != 0 and o != inner[0] * i):
+            return False
+    return True

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from rlx.ops.movement import Range, arange, expand, unsqueeze
 from rlx.ops.spec import emit_one
 
 __all__ = ["array_of"]
+
+T = TypeVar("T")
 
 
 @onnx_op("Constant", "value value_float value_floats value_int value_ints sparse_value")
@@ -76,14 +79,22 @@ def _range(call: Call) -> Mapped:
     return emit_one(Range(_range_size(call)), start, delta)
 
 
+def _single(call: Call, elements: Sequence[T], what: str) -> T:
+    """Return the only element of an operand."""
+    if len(elements) != 1:
+        raise call.wrong(f"{what} has {len(elements)} elements, not one")
+    return elements[0]
+
+
 def _range_size(call: Call) -> Dim:
     if call.type_of(0).dtype.is_float:
         first, last, step = (
-            call.floats(i, name)[0] for i, name in enumerate(("start", "limit", "delta"))
+            _single(call, call.floats(i, name), name)
+            for i, name in enumerate(("start", "limit", "delta"))
         )
         return max(0, int(np.ceil((last - first) / step)))
-    first = call.dims(0, "start")[0]
-    last = call.dims(1, "limit")[0]
+    first = _single(call, call.dims(0, "start"), "start")
+    last = _single(call, call.dims(1, "limit"), "limit")
     step = call.integer(2, "delta")
     if step == 0:
         raise call.wrong("delta is 0")

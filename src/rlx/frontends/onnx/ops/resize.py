@@ -109,6 +109,8 @@ def _apply_sizes(
     policy = call.get_choice(
         "keep_aspect_ratio_policy", ("stretch", "not_larger", "not_smaller"), "stretch"
     )
+    if len(wanted) != len(axes):
+        raise call.wrong(f"sizes has {len(wanted)} elements for {len(axes)} axes")
     for axis, size in zip(axes, wanted, strict=True):
         sizes[axis], scales[axis] = size, None
         if isinstance(size, int) and size == x.type.shape[axis]:
