@@ -120,11 +120,14 @@ def _pow(a: Array, b: Array) -> Array:
     if a.dtype.kind == "f":
         return np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype)
     base, exponent = np.broadcast_arrays(a, b)
-    if exponent.dtype.kind == "i" and (exponent < 0).any():
-        # Integer base to a negative power: 1/x**n truncated toward zero, 0 for |x| > 1.
-        with np.errstate(all="ignore"):
-            return numeric.cast(np.power(base.astype(np.float64), exponent), DType.of(a.dtype))
-    return np.power(base, exponent)
+    negative = exponent < 0
+    whole = np.power(base, np.where(negative, np.zeros((), b.dtype), exponent))
+    if not negative.any():
+        return whole
+    # Integer base to a negative power: 1/x**n truncated toward zero, 0 for |x| > 1.
+    with np.errstate(all="ignore"):
+        part = numeric.cast(np.power(base.astype(np.float64), exponent), DType.of(a.dtype))
+    return np.where(negative, part, whole)
 
 
 def _cast(_: Array) -> Array:

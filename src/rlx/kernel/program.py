@@ -2,7 +2,9 @@
 """The program: a table of thunks over slots and extents.
 
 A slot is a pointer a backend fills in before a run; a thunk names a kernel and indexes slots and extents. Everything
-a run does is in the table, control flow included, so the schedule is data and code does not depend on it.
+a run does is in the table, control flow included, so the schedule is data and code does not depend on it. Nothing
+here refers to the graph it came from (but for operators the host runs), so a program can outlive the process:
+`rlx.kernel.saved` turns it into text and back.
 """
 
 from __future__ import annotations
@@ -10,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx.base.dims import Dim
 from rlx.base.facts import Facts
-from rlx.ir.graph import Node, Value
+from rlx.base.numeric import Array
 
-__all__ = ["Arg", "DimArg", "Program", "Slot", "SlotArg", "SlotKind", "Thunk", "ThunkKind"]
+if TYPE_CHECKING:
+    from rlx.ir.graph import Node
+
+__all__ = ["Arg", "DimArg", "NodeInfo", "Program", "Slot", "SlotArg", "SlotKind", "Thunk", "ThunkKind", "Weight"]
 
 
 class SlotKind(Enum):
@@ -37,14 +42,43 @@ class Slot:
     Attributes:
         kind: where it lives.
         nbytes: its size; an expression over the symbols.
-        value: the value it was made for, None for temporaries.
         root: for a VIEW, the slot it points into.
     """
 
     kind: SlotKind
     nbytes: Dim
-    value: Value | None = None
     root: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a WEIGHT slot holds: a param, which the owner of the program points at its data, or a constant.
+
+    Attributes:
+        name: of the param; empty for a constant.
+        data: of the constant.
+    """
+
+    name: str = ""
+    data: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What an error says about the node a thunk came from.
+
+    Attributes:
+        op: name of the operator.
+        operands: their types as text, comma separated.
+        location: name in the model, file or Python line.
+    """
+
+    op: str
+    operands: str = ""
+    location: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.op}({self.operands}) at node {self.location}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +122,7 @@ class Thunk:
         kernel: backend-specific, for CALL.
         chunks: number of independent chunks the kernel may be split into.
         node: where it came from, for errors and reports.
+        host: for HOST, the node whose operator Python runs.
         inplace: pairs (operand slot, result slot) the kernel allows to be the same bytes.
         scratch: bytes each participant needs beside the slots.
         may_fail: the kernel may record an error.
@@ -99,7 +134,8 @@ class Thunk:
     args: tuple[Arg, ...] = ()
     kernel: Any = None
     chunks: Dim = 1
-    node: Node | None = None
+    node: NodeInfo | None = None
+    host: Node | None = None
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: Dim = 0
     may_fail: bool = False
@@ -133,5 +169,5 @@ class Program:
     thunks: list[Thunk] = field(default_factory=list[Thunk])
     inputs: list[int] = field(default_factory=list[int])
     outputs: list[int] = field(default_factory=list[int])
-    weights: dict[int, Value] = field(default_factory=dict[int, Value])
+    weights: dict[int, Weight] = field(default_factory=dict[int, Weight])
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])

@@ -10,15 +10,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from rlx.base.dims import Dim, product, symbol
 from rlx.base.errors import PassError
+from rlx.base.types import TensorType
 from rlx.ir.graph import Block, Graph, Node, Value
-from rlx.kernel.program import Arg, DimArg, Program, Slot, SlotArg, SlotKind, Thunk, ThunkKind
+from rlx.kernel.program import (
+    Arg,
+    DimArg,
+    NodeInfo,
+    Program,
+    Slot,
+    SlotArg,
+    SlotKind,
+    Thunk,
+    ThunkKind,
+    Weight,
+)
 from rlx.ops.control import If, Scan
 from rlx.ops.leaf import Constant
 from rlx.ops.movement import Slice
 
-__all__ = ["LoweringContext", "Lowerer", "schedule"]
+__all__ = ["Lowerer", "LoweringContext", "schedule"]
 
 
 class Lowerer(Protocol):
@@ -44,12 +58,14 @@ class LoweringContext:
         self.program = program
         self.node: Node | None = None
         self._slots: dict[Value, int] = {}
+        self._infos: dict[Node, NodeInfo] = {}
+        self._types: dict[TensorType, str] = {}
 
     def slot(self, value: Value) -> int:
         """Return the slot of a value, creating an arena slot for a result seen for the first time."""
         index = self._slots.get(value)
         if index is None:
-            index = self.new_slot(SlotKind.ARENA, value.type.nbytes, value)
+            index = self.new_slot(SlotKind.ARENA, value.type.nbytes)
             self._slots[value] = index
         return index
 
@@ -61,9 +77,9 @@ class LoweringContext:
         """Return whether the value has a slot already."""
         return value in self._slots
 
-    def new_slot(self, kind: SlotKind, nbytes: Dim, value: Value | None = None, root: int | None = None) -> int:
+    def new_slot(self, kind: SlotKind, nbytes: Dim, root: int | None = None) -> int:
         """Add a slot and return its index."""
-        self.program.slots.append(Slot(kind, nbytes, value, root))
+        self.program.slots.append(Slot(kind, nbytes, root))
         return len(self.program.slots) - 1
 
     def temporary(self, nbytes: Dim) -> int:
@@ -95,9 +111,23 @@ class LoweringContext:
 
     def append(self, thunk: Thunk) -> Thunk:
         """Append a thunk, remembering the node that is being lowered."""
-        thunk.node = self.node
+        if self.node is not None:
+            thunk.node = self._info(self.node)
         self.program.thunks.append(thunk)
         return thunk
+
+    def _info(self, node: Node) -> NodeInfo:
+        found = self._infos.get(node)
+        if found is None:
+            operands = ", ".join(self._text(o.type) for o in node.operands if o is not None)
+            found = self._infos[node] = NodeInfo(node.op.name, operands, str(node.location))
+        return found
+
+    def _text(self, kind: TensorType) -> str:
+        found = self._types.get(kind)
+        if found is None:  # large graphs have few types
+            found = self._types[kind] = str(kind)
+        return found
 
     @property
     def position(self) -> int:
@@ -110,14 +140,14 @@ def schedule(graph: Graph, lowerer: Lowerer) -> Program:
     program = Program(graph.name, graph.facts)
     ctx = LoweringContext(program)
     for value in graph.inputs:
-        ctx.assign(value, ctx.new_slot(SlotKind.INPUT, value.type.nbytes, value))
+        ctx.assign(value, ctx.new_slot(SlotKind.INPUT, value.type.nbytes))
         program.inputs.append(ctx.slot(value))
-    for param in graph.params.values():
-        slot = ctx.new_slot(SlotKind.WEIGHT, param.value.type.nbytes, param.value)
+    for name, param in graph.params.items():
+        slot = ctx.new_slot(SlotKind.WEIGHT, param.value.type.nbytes)
         ctx.assign(param.value, slot)
-        program.weights[slot] = param.value
+        program.weights[slot] = Weight(name)
     walker = _Walker(ctx, lowerer)
-    targets = [ctx.new_slot(SlotKind.OUTPUT, v.type.nbytes, v) for v in graph.outputs]
+    targets = [ctx.new_slot(SlotKind.OUTPUT, v.type.nbytes) for v in graph.outputs]
     program.outputs = targets
     walker.run(graph.block, targets)
     return program
@@ -176,9 +206,9 @@ class _Walker:
     def _node(self, node: Node) -> None:
         ctx, op = self.ctx, node.op
         if isinstance(op, Constant):
-            slot = ctx.new_slot(SlotKind.WEIGHT, node.result.type.nbytes, node.result)
+            slot = ctx.new_slot(SlotKind.WEIGHT, node.result.type.nbytes)
             ctx.assign(node.result, slot)
-            ctx.program.weights[slot] = node.result
+            ctx.program.weights[slot] = Weight(data=np.ascontiguousarray(op.data.array))
         elif op.alias:
             source = node.operands[0]
             assert source is not None

@@ -8,7 +8,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -374,7 +374,7 @@ class Executable:
                 self._bindings.clear()
                 self._params.clear()
 
-    def __enter__(self) -> Executable:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

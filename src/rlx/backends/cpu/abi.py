@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.function import Function
 from rlx.backends.cpu.lltypes import F32, I64, PTR, VOID, Type
+from rlx.backends.cpu.words import CTX, Failure
 from rlx.base.errors import BuildError
 
 if TYPE_CHECKING:
@@ -23,32 +23,6 @@ if TYPE_CHECKING:
     from rlx.backends.cpu.value import Operand, Value
 
 __all__ = ["CTX", "Emitted", "Failure", "Kernel", "finish"]
-
-
-class CTX(IntEnum):
-    """Words of the context (8 bytes each)."""
-
-    SLOTS = 0
-    DIMS = 1
-    LITERALS = 2
-    THUNKS = 3
-    POOL = 4
-    THREADS = 5
-    SCRATCH = 6
-    SCRATCH_STRIDE = 7
-    ERROR = 8
-    BUDGET = 9
-    DIM_PROGRAM = 10
-    HOOKS = 11
-
-
-class Failure(IntEnum):
-    """Kinds of failure a kernel records in the context, in the low byte of the error word."""
-
-    DIVIDE_BY_ZERO = 1
-    INDEX_OUT_OF_RANGE = 2
-    DIM_OVERFLOW = 3
-    OVER_BOUND = 4
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,8 @@ class CpuBackend:
     def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
         """Schedule, build and link a graph."""
         del target
+        from rlx.backends.cpu.abi import Emitted
+        from rlx.backends.cpu.jit import compile_all
         from rlx.backends.cpu.lowerer import CpuLowerer
         from rlx.backends.cpu.program import CpuProgram
         from rlx.backends.cpu.quota import available_cpus
@@ -74,9 +76,16 @@ class CpuBackend:
         with graph.facts.active():
             program = schedule(graph, lowerer)
         store = default_store()
+        cache = None if store is None else _Objects(store)
+        kernels: dict[str, str] = {}
+        for thunk in program.thunks:
+            if isinstance(thunk.kernel, Emitted):
+                kernels[thunk.kernel.symbol] = thunk.kernel.text
+                thunk.kernel = thunk.kernel.symbol
+        objects = compile_all(kernels.values(), isa, cache)
         threads = options.threads or config.THREADS.get() or available_cpus()
         report = [(name, how, count) for (name, how), count in sorted(lowerer.dispatch.items())]
-        return CpuProgram(program, isa, threads, report, None if store is None else _Objects(store))
+        return CpuProgram(program, objects, isa, threads, report, cache)
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return the instruction set, caches and LLVM version."""

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.abi import CTX, Failure
 from rlx.backends.cpu.dispatch import Native, Status, native, shared_pool
-from rlx.backends.cpu.pool import Pool, aligned_bytes
+from rlx.backends.cpu.buffers import aligned_bytes
+from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.thunks import DimProgram, Thunks
+from rlx.backends.cpu.words import CTX, Failure
 from rlx.base.errors import BuildError, UsageError
 
 __all__ = ["BUDGET_NANOSECONDS", "DONE", "Context", "Outcome", "literal_cells"]

@@ -21,6 +21,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from rlx.backends.cpu.buffers import aligned_bytes
 from rlx.backends.cpu.pool_ir import Offset, state_bytes
 from rlx.backends.cpu.quota import available_cpus
 from rlx.base.errors import UsageError
@@ -30,13 +31,6 @@ __all__ = ["Pool", "PoolCode", "aligned_bytes", "available_cpus"]
 _LOG = getLogger("rlx")
 _SPIN_NANOSECONDS = 60_000
 """How long a worker looks for work: longer than the serial kernels between two parallel ones."""
-
-
-def aligned_bytes(nbytes: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
-    """Return a zeroed byte array whose first byte lies on a multiple of `alignment`."""
-    block = np.zeros(nbytes + alignment, np.uint8)
-    start = -int(block.ctypes.data) % alignment
-    return block[start : start + nbytes]
 
 
 class PoolCode(NamedTuple):

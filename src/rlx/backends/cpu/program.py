@@ -5,42 +5,52 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.abi import Emitted, Failure
+from rlx.backends.cpu.buffers import WeightBuffer, aligned_bytes
 from rlx.backends.cpu.context import DONE, Context, Outcome
 from rlx.backends.cpu.dispatch import Status, native
 from rlx.backends.cpu.extents import Extents
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.jit import Library, ObjectCache, compile_all
-from rlx.backends.cpu.pool import aligned_bytes
+from rlx.backends.cpu.jit import Library, ObjectCache
 from rlx.backends.cpu.thunks import Flag, Thunks, ThunkTable
+from rlx.backends.cpu.words import Failure
 from rlx.backends.protocol import MemoryReport
 from rlx.base import config
 from rlx.base.dims import evaluate
 from rlx.base.errors import BuildError, ExecutionError, UsageError
 from rlx.base.numeric import Array
-from rlx.ir.clone import bind_dims
-from rlx.ir.graph import Node, Value
-from rlx.kernel.program import DimArg, Program, SlotArg, Thunk, ThunkKind
-from rlx.memory.check import check_plan
+from rlx.kernel.program import DimArg, NodeInfo, Program, SlotArg, Thunk, ThunkKind
 from rlx.memory.plan import Plan, plan_memory
-from rlx.ops.evaluate import run_op
-from rlx.ops.leaf import Constant
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Value
 
 __all__ = ["CpuProgram"]
 
 _ALIGNMENT = 128
+_NO_NODE = NodeInfo("the program")
 
 
 class CpuProgram:
-    """A compiled graph on the CPU: implements `rlx.backends.protocol.CompiledGraph`."""
+    """A compiled graph on the CPU: implements `rlx.backends.protocol.CompiledGraph`.
 
-    def __init__(
+    Args:
+        program: its CALL thunks name kernels by symbol.
+        objects: the machine code of all kernels.
+        isa: what the objects were compiled for.
+        threads: most participants of a run.
+        dispatch: the report of how operators run.
+        cache: where the runtime's own object is kept.
+    """
+
+    def __init__(  # noqa: PLR0913
         self,
         program: Program,
+        objects: Sequence[bytes],
         isa: Isa,
         threads: int,
         dispatch: Sequence[tuple[str, str, int]],
@@ -48,32 +58,26 @@ class CpuProgram:
     ) -> None:
         self.dispatch = dispatch
         self.program = program
+        self.objects = objects
         self._threads = threads
         self._extents = Extents()
-        self._nodes: list[Node] = []
-        self._weights: dict[int, Array] = {}
-        self._names = {value.name: slot for slot, value in program.weights.items() if value.producer is None}
-        self._library, table = self._build(isa, cache)
+        self._nodes: list[NodeInfo] = []
+        self._weights: dict[int, Array] = {s: w.data for s, w in program.weights.items() if w.data is not None}
+        self._names = {weight.name: slot for slot, weight in program.weights.items() if weight.data is None}
+        self._buffer: WeightBuffer | None = None
+        symbols = dict.fromkeys(t.kernel for t in program.thunks if t.kind is ThunkKind.CALL)
+        self._library = Library(objects, symbols, isa)
         self._code = native(isa, cache)
-        self._context = self._make_context(table, 0)
+        self._context = self._make_context(self._table().build(self._library.addresses), 0)
         self._plan = Plan()
         self._arena: npt.NDArray[np.uint8] = aligned_bytes(_ALIGNMENT)
         self._env: Mapping[str, int] | None = None
         self._host = self._run_host
+        self._check = False
         self._closed = False
         self._io = [*program.inputs, *program.outputs]
 
     # -- building ----------------------------------------------------------------------------------------------------
-
-    def _build(self, isa: Isa, cache: ObjectCache | None) -> tuple[Library, Thunks]:
-        kernels: dict[str, str] = {}
-        for thunk in self.program.thunks:
-            if isinstance(thunk.kernel, Emitted):
-                kernels[thunk.kernel.symbol] = thunk.kernel.text
-        objects = compile_all(kernels.values(), isa, cache)
-        library = Library(objects, kernels, isa)
-        table = self._table()
-        return library, table.build(library.addresses)
 
     def _table(self) -> ThunkTable:
         """Return the dispatcher's table. Thunk i of the program is at pc i + 1; pc 0 evaluates the extents."""
@@ -82,13 +86,13 @@ class CpuProgram:
                 self._extents.index(dim)
         table = ThunkTable()
         table.dims(0, len(self._extents.program))
-        ids: dict[Node | None, int] = {None: -1}
+        ids: dict[int, int] = {}
         for thunk in self.program.thunks:
-            if thunk.node not in ids:
-                assert thunk.node is not None
-                ids[thunk.node] = len(self._nodes)
-                self._nodes.append(thunk.node)
-            self._append(table, thunk, ids[thunk.node])
+            info = thunk.node or _NO_NODE
+            if id(info) not in ids:
+                ids[id(info)] = len(self._nodes)
+                self._nodes.append(info)
+            self._append(table, thunk, ids[id(info)])
         table.end()
         return table
 
@@ -99,7 +103,7 @@ class CpuProgram:
         match thunk.kind:
             case ThunkKind.CALL:
                 flags = Flag.MAY_FAIL if thunk.may_fail else Flag.NONE
-                table.call(thunk.kernel.symbol, args, index(thunk.chunks), flags=flags, node=node)
+                table.call(thunk.kernel, args, index(thunk.chunks), flags=flags, node=node)
             case ThunkKind.JUMP:
                 table.jump(target, node=node)
             case ThunkKind.JUMP_UNLESS:
@@ -128,16 +132,28 @@ class CpuProgram:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def set_weight(self, name: str, data: Array) -> None:
-        """Point a param at its data; the array is kept, not copied."""
+    def set_weight(self, name: str, data: Array, *, movable: bool = False) -> None:
+        """Point a param at its data; see the protocol. Movable data is copied into this program's own buffer."""
         slot = self._names[name]
+        if movable:
+            data = self._own(slot, data)
         self._weights[slot] = data
         self._context.set_slot(slot, data)
+
+    def _own(self, slot: int, data: Array) -> Array:
+        """Return a copy of a weight in the one allocation all movable weights share."""
+        if self._buffer is None:
+            sizes = {s: self.program.slots[s].nbytes for s in self._names.values()}
+            self._buffer = WeightBuffer({s: n for s, n in sizes.items() if isinstance(n, int)})
+        return self._buffer.place(slot, data)
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         """Plan memory for these upper bounds, allocate it, and point all slots at it."""
         plan = plan_memory(self.program, uppers)
-        if config.CHECK.get():
+        self._check = config.CHECK.get()
+        if self._check:
+            from rlx.memory.check import check_plan  # noqa: PLC0415  (only under a knob)
+
             check_plan(self.program, plan)
         if plan.scratch > self._plan.scratch:
             self._context = self._make_context(self._context.thunks, plan.scratch)
@@ -147,12 +163,8 @@ class CpuProgram:
         base = int(self._arena.ctypes.data)
         for slot, offset in plan.offsets.items():
             self._context.slots[slot] = base + offset
-        for slot, value in self.program.weights.items():
-            data = self._weights.get(slot)
-            if data is None and value.producer is not None and isinstance(value.producer.op, Constant):
-                data = self._weights[slot] = np.ascontiguousarray(value.producer.op.data.array)
-            if data is not None:
-                self._context.set_slot(slot, data)
+        for slot, data in self._weights.items():
+            self._context.set_slot(slot, data)
 
     def memory(self) -> MemoryReport:
         """Return the bytes it needs at the planned bounds."""
@@ -179,7 +191,7 @@ class CpuProgram:
                     context.dims[index] = env[name]
             self._env = env
             pc = 0
-        if config.CHECK.get():
+        if self._check:
             self._arena[:] = 0xFF  # NaN in every float dtype: a read before a write shows
         outcome = context.run(self._host, pc)
         if outcome is not DONE:
@@ -197,14 +209,17 @@ class CpuProgram:
             Failure.INDEX_OUT_OF_RANGE: "index out of range",
             Failure.OVER_BOUND: "a value exceeds its bound",
         }.get(outcome.failure or Failure.DIM_OVERFLOW, "size overflow")
-        operands = ", ".join(str(o.type) for o in node.operands if o is not None)
-        return ExecutionError(f"{what} in {node.op.name}({operands}) at node {node.location}, element {outcome.flat_index}")
+        return ExecutionError(f"{what} in {node}, element {outcome.flat_index}")
 
     def _run_host(self, pc: int) -> None:
         """Run an operator without a kernel by its reference, on views of its buffers."""
-        node = self._nodes[self._context.thunks.node(pc)]
-        env = dict(self._env or {})
+        from rlx.ir.clone import bind_dims  # noqa: PLC0415  (only programs with such operators need the operators)
+        from rlx.ops.evaluate import run_op  # noqa: PLC0415
+
         thunk = self.program.thunks[pc - 1]
+        node = thunk.host
+        assert node is not None
+        env = dict(self._env or {})
         slots = iter([a.slot for a in thunk.args if isinstance(a, SlotArg)])
         operands = [None if o is None else self._view(next(slots), o, env) for o in node.operands]
         results = [self._view(next(slots), r, env) for r in node.results]
@@ -230,4 +245,5 @@ class CpuProgram:
             self._closed = True
             self._library.close()
             self._weights.clear()
+            self._buffer = None
             self._arena = aligned_bytes(_ALIGNMENT)

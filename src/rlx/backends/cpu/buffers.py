@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of programs and contexts: aligned blocks, and weights in huge pages."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from contextlib import suppress
+
+import numpy as np
+import numpy.typing as npt
+
+from rlx.base.numeric import Array
+
+__all__ = ["HUGE_PAGE", "WeightBuffer", "aligned_bytes", "huge_bytes"]
+
+HUGE_PAGE = 2 << 20
+"""Bytes of a huge page on x86-64 and on AArch64 with 4 KiB pages."""
+_ALIGNMENT = 64
+
+
+def aligned_bytes(nbytes: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
+    """Return a zeroed byte array whose first byte lies on a multiple of `alignment`."""
+    block = np.zeros(nbytes + alignment, np.uint8)
+    start = -int(block.ctypes.data) % alignment
+    return block[start : start + nbytes]
+
+
+def huge_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Return zeroed bytes that the system is asked to back by huge pages, where they fill one.
+
+    A matrix is then streamed with one address translation per 2 MiB instead of one per 4 KiB.
+    """
+    if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return aligned_bytes(nbytes, 128)
+    region = mmap.mmap(-1, nbytes + HUGE_PAGE)
+    with suppress(OSError):  # only a wish: a system without huge pages refuses, and small ones serve as well
+        region.madvise(mmap.MADV_HUGEPAGE)
+    block = np.frombuffer(region, np.uint8)
+    start = -int(block.ctypes.data) % HUGE_PAGE
+    return block[start : start + nbytes]
+
+
+class WeightBuffer:
+    """One allocation for many weights, each in a place of its own.
+
+    Args:
+        sizes: bytes of every weight that may come, by key. Memory that is never written is never backed by pages.
+    """
+
+    def __init__(self, sizes: Mapping[int, int]) -> None:
+        self._offsets: dict[int, int] = {}
+        total = 0
+        for key, nbytes in sizes.items():
+            self._offsets[key] = total
+            total += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._block = huge_bytes(total)
+
+    def place(self, key: int, data: Array) -> Array:
+        """Copy a weight to its place and return it there, in the same dtype and shape."""
+        start = self._offsets[key]
+        target = self._block[start : start + data.nbytes].view(data.dtype).reshape(data.shape)
+        np.copyto(target, data)
+        return target
