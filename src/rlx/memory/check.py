@@ -89,7 +89,13 @@ class _Replay:
 
     def _check_pairs(self, position: int, thunk: Thunk, reads: list[int], writes: list[int]) -> None:
         allowed = {(self._root(a), self._root(b)) for a, b in thunk.inplace}
-        for result in writes:
+        for index, result in enumerate(writes):
+            for other in writes[index + 1 :]:
+                if other in self.neighbours[result]:
+                    raise PassError(
+                        f"memory plan: thunk {position} of {thunk.node} writes slots {result} and {other}, "
+                        f"which overlap"
+                    )
             for operand in reads:
                 if operand in self.neighbours[result]:
                     same = self.plan.offsets[operand] == self.plan.offsets[result]

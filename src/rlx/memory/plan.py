@@ -160,6 +160,12 @@ def _place_best(buffers: list[_Buffer], lower_bound: int) -> int:
         if best <= lower_bound * _GOOD_ENOUGH:
             break
     if best > lower_bound * _GOOD_ENOUGH:
+        size = _place(sorted(buffers, key=lambda b: b.first), lower_bound)
+        if size < best:
+            best, kept = size, [b.offset for b in buffers]
+        elif order is not buffers:
+            _place(order)  # the search starts from its offsets
+    if best > lower_bound * _GOOD_ENOUGH:
         best, kept = _search(buffers, order, (best, kept), lower_bound)
     for buffer, offset in zip(buffers, kept, strict=True):
         buffer.offset = offset
@@ -215,18 +221,39 @@ class _TimeIndex:
         return found
 
 
-def _place(ordered: Sequence[_Buffer]) -> int:
-    """Give every buffer, in this order, the lowest offset where it fits; return the size of the arena."""
+def _place(ordered: Sequence[_Buffer], ceiling: int = 0) -> int:
+    """Give every buffer, in this order, the lowest offset where it fits; return the size of the arena.
+
+    With a ceiling, every second buffer hangs as high below it as it can: in a chain, where each buffer meets only the
+    one before and the one after, that needs no more than the lower bound.
+    """
     index = _TimeIndex(max((b.last for b in ordered), default=0))
     arena = 0
-    for buffer in ordered:
+    for position, buffer in enumerate(ordered):
         size = _aligned(buffer.size)
-        offset = 0
-        for start, stop in sorted((o.offset, o.offset + _aligned(o.size)) for o in index.overlapping(buffer)):
-            if start - offset >= size:
-                break
-            offset = max(offset, stop)
-        buffer.offset = offset
+        taken = sorted((o.offset, o.offset + _aligned(o.size)) for o in index.overlapping(buffer))
+        buffer.offset = _highest(taken, size, ceiling) if position % 2 and ceiling else -1
+        if buffer.offset < 0:
+            buffer.offset = _lowest(taken, size)
         index.add(buffer)
-        arena = max(arena, offset + size)
+        arena = max(arena, buffer.offset + size)
     return arena
+
+
+def _lowest(taken: Sequence[tuple[int, int]], size: int) -> int:
+    offset = 0
+    for start, stop in taken:
+        if start - offset >= size:
+            break
+        offset = max(offset, stop)
+    return offset
+
+
+def _highest(taken: Sequence[tuple[int, int]], size: int, ceiling: int) -> int:
+    """Return the highest free offset below a ceiling; negative if there is none."""
+    top = ceiling
+    for start, stop in sorted(taken, key=lambda span: -span[1]):
+        if top - stop >= size:
+            break
+        top = min(top, start)
+    return top - size
