@@ -86,21 +86,32 @@ _COMMON = {
     "abs": "fabs({0})",
     **{
         name: name + "({0})"
-        for name in "sqrt rsqrt exp expm1 log log1p tanh erf sin cos tan asin acos atan sinh cosh asinh acosh "
+        for name in "sqrt rsqrt exp expm1 log log1p tanh sin cos tan asin acos atan sinh cosh asinh acosh "
         "atanh floor ceil trunc".split()
     },
 }
 _INTEGER = {
-    "abs": "{0} < 0 ? -{0} : {0}",
+    "abs": "{0}",
+    "sign": "{0} != 0",
     "not": "~{0}",
     # A zero divisor is reported by the host before the launch; the kernel only has to stay safe.
     "div": "{1} == 0 ? 0 : {0} / {1}",
     "fmod": "{1} == 0 ? 0 : {0} % {1}",
+    "mod": "{1} == 0 ? 0 : {0} % {1}",
+    "fma": "{0} * {1} + {2}",
     "shl": "{1} >= {bits} ? 0 : {0} << {1}",
     "shr": "{1} >= {bits} ? 0 : {0} >> {1}",
     "max": "{0} > {1} ? {0} : {1}",
     "min": "{0} < {1} ? {0} : {1}",
 }
+# The remainder has the sign of the divisor, C's has that of the dividend.
+_SIGNED = {
+    "abs": "{0} < 0 ? -{0} : {0}",
+    "sign": "{0} > 0 ? 1 : {0} < 0 ? -1 : 0",
+    "mod": "{1} == 0 ? 0 : {0} % {1} == 0 || ({0} < 0) == ({1} < 0) ? {0} % {1} : {0} % {1} + {1}",
+}
+_FLOAT_ONLY = frozenset({"pow"})
+"""Operators whose text would go through floats and lose digits of an integer."""
 
 
 def body_text(body: Body, dialect: Dialect, inputs: Sequence[str], indent: str = "  ") -> tuple[list[str], list[str]]:
@@ -140,15 +151,18 @@ def _expression(dialect: Dialect, instr: Instr, args: Sequence[str], source: DTy
     if instr.op == "div" and instr.dtype.is_float:
         return f"{args[0]} / {args[1]}"
     if source.is_integer and instr.op in _INTEGER:
-        return _INTEGER[instr.op].format(*args, bits=8 * source.itemsize)
+        template = (_SIGNED if source.is_signed else _INTEGER).get(instr.op, _INTEGER[instr.op])
+        return template.format(*args, bits=8 * source.itemsize)
     template = dialect.functions.get(instr.op) or _COMMON.get(instr.op)
-    if template is None:
+    if template is None or (source.is_integer and instr.op in _FLOAT_ONLY):
         raise BuildError(f"{dialect.name} has no text for scalar operator {instr.op!r} on {source}")
     return template.format(*args)
 
 
 def _cast(dialect: Dialect, value: str, source: DType, to: DType) -> str:
     target = dialect.type(to)
+    if source.is_narrow_float and not to.is_float:
+        value = f"(float){value}"  # comparisons of a narrow float with a number are ambiguous
     if to is DType.BOOL:
         return f"{value} != 0"
     if to.is_integer and source.is_float:
@@ -338,6 +352,7 @@ CUDA = Dialect(
     lambda name, _: f"const long {name}",
     "(long)blockIdx.x * blockDim.x + threadIdx.x",
     "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n",
+    {"erf": "erf({0})"},  # MSL has none
 )
 MSL = Dialect(
     "MSL",
