@@ -293,9 +293,18 @@ def parse_body(text: str) -> Body:
         inputs = tuple(DType(t) for t in head.removeprefix("(").split(",") if t)
         instrs = tuple(_parse_instr(t) for t in code.split("; ") if t)
         results = tuple(int(t) for t in tail.removesuffix(")").split(",") if t)
+        _check_order(len(inputs), instrs, results)
     except (ValueError, KeyError) as error:
         raise ParseError(f"{text!r} is not a body: {error}") from error
     return Body(inputs, instrs, results)
+
+
+def _check_order(count: int, instrs: Sequence[Instr], results: Sequence[int]) -> None:
+    """Raise ValueError where an instruction or result reads what does not stand before it."""
+    reads = [(a, count + i) for i, instr in enumerate(instrs) for a in instr.args]
+    for index, limit in (*reads, *((r, count + len(instrs)) for r in results)):
+        if not 0 <= index < limit:
+            raise ValueError(f"value {index} is read where there are {limit}")
 
 
 def _parse_instr(text: str) -> Instr:

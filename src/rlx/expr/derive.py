@@ -154,7 +154,9 @@ def partials(body: Body) -> Body:
 def _replay(builder: BodyBuilder, instr: Instr, args: list[Scalar]) -> Scalar:
     if instr.op == "const":
         text = str(instr.attribute)
-        return builder.const(text == "True" if instr.dtype is DType.BOOL else float(text), instr.dtype)
+        if instr.dtype is DType.BOOL:
+            return builder.const(text == "True", instr.dtype)
+        return builder.const(float(text) if instr.dtype.is_float else int(text), instr.dtype)
     dtype = instr.dtype if instr.op == "cast" else None
     return builder.emit(instr.op, *args, dtype=dtype, attribute=instr.attribute)
 
