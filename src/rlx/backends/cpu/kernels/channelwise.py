@@ -417,7 +417,7 @@ def launch_channelwise(
     blocks = ceildiv(g.pixels, pixels)
     highs: tuple[Dim, ...] = (*(1 for _ in range(3 - len(g.kernel))), *(counted or g.space))
     own: list[Dim] = [
-        g.columns // g.channels,
+        g.columns // max(1, g.channels),
         dilation * g.channels * dtype.itemsize,
         blocks,
         pixels,
