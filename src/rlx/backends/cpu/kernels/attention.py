@@ -22,6 +22,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.matmul import tile_shape
+from rlx.backends.cpu.kernels.shuffles import transposed
 from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, vec
 from rlx.backends.cpu.lowering import lowering
 from rlx.base.dims import Dim, ceildiv
@@ -313,28 +314,11 @@ def _panel_kernel(isa: Isa, depth: int) -> Emitted:
                         mask = k.select(present, columns, k.const(0, columns.type))
                         line = k.offset(source, start + (key + i) * by_row + first, F32)
                         lines.append(k.load_masked(vector, line, mask))
-                    for d, value in enumerate(_transposed(k, lines)[:size]):
+                    for d, value in enumerate(transposed(k, lines)[:size]):
                         k.store(value, k.offset(out, part.index + (first + d) * width, F32))
                 part.next()
             chunk.next()
     return finish(module)
-
-
-def _transposed(f: Function, lines: list[Value]) -> list[Value]:
-    """Return the transpose of a square of vectors, by exchanging halves, quarters, ..."""
-    lanes = len(lines)
-    level = 1
-    while level < lanes:
-        swapped = list(lines)
-        low = [i if not i & level else lanes + (i ^ level) for i in range(lanes)]
-        high = [i | level if not i & level else lanes + i for i in range(lanes)]
-        for i in range(lanes):
-            if not i & level:
-                a, b = lines[i], lines[i | level]
-                swapped[i], swapped[i | level] = f.shuffle(a, b, low), f.shuffle(a, b, high)
-        lines = swapped
-        level *= 2
-    return lines
 
 
 def _udiv(f: Function, a: Value, b: Value) -> Value:
