@@ -329,8 +329,8 @@ class ScatterND(Op):
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:  # noqa: D102
         if not indices.shape[-1] and indices.ndim > 1:  # the whole tensor, several times
-            indices, updates = indices.reshape(-1, 0), updates.reshape(-1, *x.shape)
-            for update in updates:
+            count = int(np.prod(indices.shape[:-1]))
+            for update in updates.reshape(count, *x.shape):
                 x = _scatter(x, (), update, self.reduction)
             return x
         return _scatter(x, _tuple_index(x, indices, 0), updates, self.reduction)

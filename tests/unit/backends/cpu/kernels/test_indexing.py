@@ -20,6 +20,7 @@ from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
+from rlx.ops.elementwise import mul
 from rlx.ops.evaluate import evaluate
 from rlx.ops.indexing import (
     Gather,
@@ -33,6 +34,7 @@ from rlx.ops.indexing import (
     scatter_elements,
     scatter_nd,
 )
+from rlx.ops.movement import reshape
 
 import_module("rlx.backends.cpu.kernels")  # registers the lowerings
 _HOST = host_isa()
@@ -156,13 +158,13 @@ def test_an_index_out_of_range_names_the_node(kind: str, index: int) -> None:
         x = g.input("x", [5])
         i = g.input("i", [3], "i64")
         updates = g.input("u", [3])
-        g.output("u2", updates * 2)
+        g.output("u2", mul(updates, updates))
         results = {
             "gather": lambda: gather(x, i),
             "elements": lambda: gather_elements(x, i),
-            "nd": lambda: gather_nd(x, i.reshape(3, 1)),
+            "nd": lambda: gather_nd(x, reshape(i, (3, 1))),
             "scatter_elements": lambda: scatter_elements(x, i, updates, reduction="add"),
-            "scatter_nd": lambda: scatter_nd(x, i.reshape(3, 1), updates),
+            "scatter_nd": lambda: scatter_nd(x, reshape(i, (3, 1)), updates),
         }
         g.output("y", results[kind]())
     model = rlx.compile(g)
