@@ -14,7 +14,7 @@ from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.runtime.executable import Executable, TensorSpec
 
-__all__ = ["console", "make_inputs", "parse_dims", "show_table"]
+__all__ = ["check_dims", "console", "make_inputs", "parse_dims", "show_table"]
 
 console = Console()
 
@@ -28,10 +28,22 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     out: dict[str, int] = {}
     for item in items:
         name, sep, value = item.partition("=")
-        if not sep or not value.isdigit():
+        if not name or not sep or not value.isdecimal():
             raise UsageError(f"--dim takes NAME=NUMBER, not {item!r}")
         out[name] = int(value)
     return out
+
+
+def check_dims(model: Executable, dims: Mapping[str, int]) -> None:
+    """Check that the model's inputs have these symbolic extents.
+
+    Raises:
+        UsageError: one of them they do not have.
+    """
+    known = sorted({d for spec in model.inputs for d in spec.shape if isinstance(d, str)})
+    for name in dims:
+        if name not in known:
+            raise UsageError(f"--dim {name}: the symbolic extents of the model are {', '.join(known) or 'none'}")
 
 
 def make_inputs(
@@ -46,7 +58,7 @@ def make_inputs(
         seed: of the random numbers.
 
     Raises:
-        UsageError: a file has another format or names no input.
+        UsageError: a file has another format or names no input, or the model has no such dim.
     """
     given: dict[str, Array] = {}
     for file in files:
@@ -61,6 +73,7 @@ def make_inputs(
     unknown = sorted(set(given) - known)
     if unknown:
         raise UsageError(f"the files hold {', '.join(unknown)}; the model's inputs are {', '.join(sorted(known))}")
+    check_dims(model, dims)
     generator = np.random.default_rng(seed)
     sizes = dict(dims)
     for spec in model.inputs:

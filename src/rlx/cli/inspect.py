@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import rlx
-from rlx.cli.common import console, parse_dims, show_table
+from rlx.cli.common import check_dims, console, parse_dims, show_table
 from rlx.runtime.executable import Executable
 
 __all__ = ["inspect"]
@@ -23,6 +23,7 @@ def inspect(
 ) -> None:
     """Show what a model is and what rlx makes of it."""
     with rlx.load(model, device=device, dims=parse_dims(dim or [])) as loaded:
+        check_dims(loaded, parse_dims(dim or []))
         show_table("Inputs", ("name", "dtype", "shape"), [(s.name, s.dtype, list(s.shape)) for s in loaded.inputs])
         names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
         missing = names - set(parse_dims(dim or []))

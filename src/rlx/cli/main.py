@@ -44,12 +44,13 @@ def _options(
 ) -> None:
     """Compile and run machine-learning models."""
     del version
-    faulthandler.enable()
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
 
 
 def main() -> None:
     """Run the command line; errors of rlx print as one message, without a traceback."""
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
     try:
         app(standalone_mode=True)
     except rlx.RlxError as error:
