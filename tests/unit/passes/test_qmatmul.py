@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of dequantised operands become integer products, or say why not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
+from rlx.base.numeric import Array
+from rlx.base.target import Claims
+from rlx.ir.graph import Graph
+from rlx.ir.parse import parse_graph
+from rlx.ir.verify import verify
+from rlx.ops.evaluate import evaluate
+from rlx.passes.dce import Dce
+from rlx.passes.manager import PassContext
+from rlx.passes.qmatmul import RecognizeQuantizedMatMul
+
+_CLAIMS = Claims(ops=frozenset({"quantized_matmul", "matmul"}))
+_TEXT = """graph {
+  input %a: u8[5,4]
+  input %r: f32[]
+  param %w: i8[4,2] = dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>
+  param %as: f32[] = dense<f32[]: 0.5>
+  param %az: u8[] = dense<u8[]: 128>
+  param %ws: f32[2] = dense<f32[2]: 0.25, 2.0>
+  param %one: f32[] = dense<f32[]: 0.25>
+  %wz = constant() {data=literal dense<i8[2]: 0, 0>}
+  %x = dequantize_linear(%a, %as, %az) {axis=none, block=0, to=f32}
+  %v = dequantize_linear(%w, %ws, %wz) {axis=1, block=0, to=f32}
+  %y = matmul(%x, %v)
+  return %y as "y"
+}"""
+
+
+def _run(text: str, claims: Claims = _CLAIMS) -> tuple[Graph, list[str]]:
+    """Return the graph after the pass, which gives equal results (all are exact), and reasons."""
+    plain, graph, context = parse_graph(text), parse_graph(text), PassContext(claims=claims)
+    RecognizeQuantizedMatMul().run(graph, context)
+    Dce().run(graph, context)
+    verify(graph)
+    chance = np.random.default_rng(0)
+    inputs: dict[str, Array] = {}
+    for value in plain.inputs:
+        shape = [int(str(d)) for d in value.type.shape]
+        inputs[value.name] = chance.integers(1, 100, shape).astype(value.type.dtype.numpy)
+    want, got = evaluate(plain, inputs)["y"], evaluate(graph, inputs)["y"]
+    assert got.tobytes() == want.tobytes()
+    return graph, context.report
+
+
+def _names(graph: Graph) -> list[str]:
+    return [n.op.name for n in graph.block if n.op.name not in ("constant", "reshape")]
+
+
+_COLUMNS = "dequantize_linear(%w, %ws, %wz) {axis=1,"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("%a, %as, %az", "%a, %as"),
+        ("%w, %ws, %wz", "%w, %ws"),
+        (_COLUMNS, "dequantize_linear(%w, %one) {axis=none,"),
+        ("input %a: u8[5,4]", "input %a: u8[2,5,4]"),
+        ("%as: f32[] = dense<f32[]: 0.5>", "%as: f32[1,1] = dense<f32[1,1]: 0.5>"),
+    ],
+)
+def test_a_product_with_a_weight_is_recognised(old: str, new: str) -> None:
+    text = _TEXT.replace(old, new)
+    if "f32[1,1]" in new:
+        text = text.replace("%az: u8[] = dense<u8[]: 128>", "%az: u8[1,1] = dense<u8[1,1]: 128>")
+    graph, reasons = _run(text)
+    assert _names(graph) == ["quantized_matmul"]
+    assert not reasons
+
+
+def test_signed_operands_are_recognised() -> None:
+    text = _TEXT.replace("a: u8", "a: i8").replace(
+        "az: u8[] = dense<u8[]: 128>", "az: i8[] = dense<i8[]: -3>"
+    )
+    assert _names(_run(text)[0]) == ["quantized_matmul"]
+
+
+def test_weights_that_branches_capture_are_recognised() -> None:
+    head, rest = _TEXT.split("  %wz = constant")
+    body = "%wz = constant" + rest.split("return")[0]
+    parameters = "%a: u8[5,4], %w: i8[4,2], %as: f32[], %az: u8[], %ws: f32[2]"
+    text = f"""{head}
+      input %c: bool[]
+      %y = if(%c, %a, %w, %as, %az, %ws) {{
+        region({parameters}) {{
+          {body}
+          return %y
+        }}
+        region({parameters}) {{
+          {body}
+          return %y
+        }}
+      }}
+      return %y as "y"
+    }}"""
+    graph, _ = _run(text)
+    (branch,) = [n for n in graph.block if n.regions]
+    for region in branch.regions:
+        assert "quantized_matmul" in [n.op.name for n in region]
+        assert "matmul" not in [n.op.name for n in region]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "param %w: i8[4,2] = dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>",
+            "input %w: i8[4,2]",
+            "computed at run time",
+        ),
+        ("dense<i8[2]: 0, 0>", "dense<i8[2]: 0, 1>", "its zero points are not all 0"),
+        ("%a, %as, %az", "%a, %r, %az", "computed at run time"),
+        (_COLUMNS, "dequantize_linear(%w, %r) {axis=none,", "computed at run time"),
+        ("param %w: i8[4,2]", "param %w: u8[4,2]", "operands are"),
+    ],
+)
+def test_what_is_no_integer_product_leaves_a_reason(old: str, new: str, reason: str) -> None:
+    text = _TEXT.replace(old, new)
+    assert text != _TEXT
+    if "u8[4,2]" in new:
+        text = text.replace(
+            "dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>",
+            "dense<u8[4,2]: 1, 2, 3, 4, 5, 6, 7, 255>",
+        )
+        text = text.replace("dense<i8[2]", "dense<u8[2]")
+    graph, reasons = _run(text)
+    assert _names(graph) == ["dequantize_linear", "dequantize_linear", "matmul"]
+    assert any(reason in line for line in reasons), reasons
+
+
+def test_scales_along_the_rows_are_refused() -> None:
+    text = _TEXT.replace(
+        "%w: i8[4,2] = dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>",
+        "%w: i8[2,2] = dense<i8[2,2]: 1, 2, 3, 4>",
+    )
+    text = text.replace("u8[5,4]", "u8[5,2]").replace("axis=1", "axis=0")
+    graph, reasons = _run(text)
+    assert "quantized_matmul" not in _names(graph)
+    assert any("not per column" in line for line in reasons)
+
+
+def test_a_target_without_the_kernel_keeps_the_graph() -> None:
+    graph, reasons = _run(_TEXT, Claims(ops=frozenset({"matmul"})))
+    assert "quantized_matmul" not in _names(graph)
+    assert not reasons
