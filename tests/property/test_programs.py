@@ -7,7 +7,7 @@ recipe can be compiled in several ways. Everything runs with the checker of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -44,12 +44,12 @@ from rlx.runtime.executable import Executable, graph_source
 from rlx.testing.tolerances import family_of
 
 _WIDTH = 5
-_EXAMPLES = 60
+_EXAMPLES = 250
 _SPECIAL = np.array(
     [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 3.4e38, 255.5, 7.0, -3.0], np.float32
 )
 _STEP = st.tuples(*[st.integers(0, 1 << 16)] * 5)
-_RECIPE = st.lists(_STEP, min_size=1, max_size=10)
+_RECIPE = st.lists(_STEP, min_size=1, max_size=14)
 
 
 def _elementwise(*, exact: bool) -> list[type[ElementwiseOp]]:
@@ -172,7 +172,7 @@ def _compiled(graph: Graph, device: str = "cpu", threads: int = 1) -> Executable
 
 
 @contextmanager
-def _unfused() -> Iterator[None]:
+def _unfused() -> Generator[None]:
     """Compile with one kernel per operator."""
 
     def pipeline(claims: Claims) -> Pipeline:
@@ -185,7 +185,7 @@ def _unfused() -> Iterator[None]:
 
 
 @contextmanager
-def _without_reuse() -> Iterator[None]:
+def _without_reuse() -> Generator[None]:
     """Plan memory with bytes of its own for every value."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlx.backends.cpu.program.plan_memory", partial(plan_memory, reuse=False))

@@ -245,6 +245,8 @@ def _merge(consumer: Node, operand: Value, facts: Facts, kept: list[int]) -> _Me
     shape, row_axes = frame
     if kept and not (_same_shape(first.shape, shape, facts) and (not first.row_axes or first.row_axes == row_axes)):
         return "its value is also read elsewhere and has another iteration space"
+    if kept and any(second.map_of(p) is not None for p, v in enumerate(consumer.operands) if v in producer.results):
+        return "its value is also read elsewhere, in another order"
     readers = [p for p, value in enumerate(consumer.operands) if value in producer.results]
     if any(second.map_of(p) != second.map_of(readers[0]) for p in readers):
         return "it is read through two different index maps"
