@@ -67,6 +67,15 @@ def _lift(owner: Node, region: Block, rewriter: Rewriter, outer_pure: set[Value]
             for inner in node.results:
                 if any(u.results and u.results[0] not in pure for u in inner.users) or _is_result(inner, region):
                     rewriter.replace_value(inner, _capture(owner, region, moved[inner], first, rewriter))
+    _erase_unread(region, pure, rewriter)
+
+
+def _erase_unread(region: Block, pure: set[Value], rewriter: Rewriter) -> None:
+    """Erase what was lifted: it would be lifted again by the next run."""
+    for node in reversed(region.nodes()):
+        lifted = node.results and node.results[0] in pure
+        if lifted and not any(r.uses or _is_result(r, region) for r in node.results):
+            rewriter.erase(node)
 
 
 def _is_result(value: Value, block: Block) -> bool:
