@@ -16,7 +16,7 @@ def test_collecting_a_library_takes_no_lock() -> None:
     kept = [jit.Library([jit.compile_text(text, isa)], ["regress_nothing"], isa)]
 
     def collect() -> None:
-        with jit._LOCK:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        with jit._LOCK:  # pyright: ignore[reportPrivateUsage]
             kept.clear()
             gc.collect()
 

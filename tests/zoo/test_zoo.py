@@ -28,7 +28,9 @@ _FIXED = {
 
 
 def _cases() -> list[object]:
-    return [pytest.param(c, id=c.name, marks=[] if c.ci else [pytest.mark.slow]) for c in zoo.cases()]
+    return [
+        pytest.param(c, id=c.name, marks=[] if c.ci else [pytest.mark.slow]) for c in zoo.cases()
+    ]
 
 
 @pytest.mark.parametrize("case", _cases())
@@ -45,13 +47,18 @@ def test_recorded_outputs(case: zoo.Case, device: str) -> None:
 def test_other_lengths(case: zoo.Case) -> None:
     """One compiled program serves other extents, as the reference backend computes them."""
     inputs, _ = zoo.golden(case)
-    with rlx.load(zoo.path(case)) as model, rlx.load(zoo.path(case), device="reference") as reference:
+    with (
+        rlx.load(zoo.path(case)) as model,
+        rlx.load(zoo.path(case), device="reference") as reference,
+    ):
         free = _extents(case, model, inputs)
         if not free:
             pytest.skip("the model has no symbolic extent")
         model.run(inputs)
         for seed, change in enumerate((_shorter, _longer)):
-            given = _inputs(model, inputs, {name: change(extent) for name, extent in free.items()}, seed)
+            given = _inputs(
+                model, inputs, {name: change(extent) for name, extent in free.items()}, seed
+            )
             found, expected = model.run(given), reference.run(given)
             assert list(found) == list(expected)
             for name, want in expected.items():
@@ -69,12 +76,12 @@ def _longer(extent: int) -> int:
 
 def _extents(case: zoo.Case, model: rlx.Executable, inputs: Mapping[str, Array]) -> dict[str, int]:
     """Return the golden's value of every extent that may change."""
-    found: dict[str, int] = {}
-    for spec in model.inputs:
-        for dim, extent in zip(spec.shape, inputs[spec.name].shape, strict=True):
-            if isinstance(dim, str) and dim not in _FIXED.get(case.name, ()):
-                found[dim] = extent
-    return found
+    return {
+        dim: extent
+        for spec in model.inputs
+        for dim, extent in zip(spec.shape, inputs[spec.name].shape, strict=True)
+        if isinstance(dim, str) and dim not in _FIXED.get(case.name, ())
+    }
 
 
 def _inputs(
@@ -93,12 +100,18 @@ def _inputs(
             made[spec.name] = like
         elif spec.name.endswith(("lens", "lengths")):
             longest = max(e for n, e in extents.items() if "batch" not in n)
-            made[spec.name] = rng.integers(max(1, longest // 2), longest, shape, like.dtype, endpoint=True)
+            made[spec.name] = rng.integers(
+                max(1, longest // 2), longest, shape, like.dtype, endpoint=True
+            )
         elif like.dtype.kind in "iub":
-            made[spec.name] = rng.integers(int(like.min()), int(like.max()), shape, np.int64, endpoint=True)
+            made[spec.name] = rng.integers(
+                int(like.min()), int(like.max()), shape, np.int64, endpoint=True
+            )
             made[spec.name] = made[spec.name].astype(like.dtype)
         else:
-            made[spec.name] = (rng.standard_normal(shape) * like.std() + like.mean()).astype(like.dtype)
+            made[spec.name] = (rng.standard_normal(shape) * like.std() + like.mean()).astype(
+                like.dtype
+            )
     return made
 
 
