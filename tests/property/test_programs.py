@@ -46,7 +46,24 @@ from rlx.testing.tolerances import family_of
 _WIDTH = 5
 _EXAMPLES = 250
 _SPECIAL = np.array(
-    [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, np.inf, -np.inf, np.nan, 1e-45, -1e-39, 3.4e38, 255.5, 7.0, -3.0], np.float32
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        0.5,
+        -2.5,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-39,
+        3.4e38,
+        255.5,
+        7.0,
+        -3.0,
+    ],
+    np.float32,
 )
 _STEP = st.tuples(*[st.integers(0, 1 << 16)] * 5)
 _RECIPE = st.lists(_STEP, min_size=1, max_size=14)
@@ -98,7 +115,10 @@ def _apply(maker: _Maker, cls: type[ElementwiseOp], *numbers: int) -> Value:
 def _pointwise(maker: _Maker, step: tuple[int, ...], choices: list[type[ElementwiseOp]]) -> Value:
     kind, which, *numbers = step
     if kind % 8 == 0:
-        return cast(cast(maker.pick(which), (DType.I32, DType.F16, DType.BF16, DType.BOOL)[numbers[0] % 4]), DType.F32)
+        return cast(
+            cast(maker.pick(which), (DType.I32, DType.F16, DType.BF16, DType.BOOL)[numbers[0] % 4]),
+            DType.F32,
+        )
     if kind % 8 == 1:
         return constant(_SPECIAL[which % len(_SPECIAL)])
     return _apply(maker, choices[which % len(choices)], *numbers)
@@ -125,8 +145,12 @@ def _bounded(maker: _Maker, step: tuple[int, ...]) -> Value:
         lambda: reshape(transpose(transpose(x)), (maker.n, _WIDTH)),
         lambda: transpose(tanh(transpose(x) + constant(np.float32(0.25)))),
         lambda: slice_axis(pad(x, (0, 1), (0, 1)), 1, third % 3, _WIDTH),
-        lambda: reshape(reshape(x, (maker.n * _WIDTH,)) * constant(np.float32(-0.75)), (maker.n, _WIDTH)),
-        lambda: emit_one(registered_ops()["where"](), _less(x, maker.pick(second)), x, maker.pick(third)),
+        lambda: reshape(
+            reshape(x, (maker.n * _WIDTH,)) * constant(np.float32(-0.75)), (maker.n, _WIDTH)
+        ),
+        lambda: emit_one(
+            registered_ops()["where"](), _less(x, maker.pick(second)), x, maker.pick(third)
+        ),
     )
     return steps[kind % len(steps)]()
 
@@ -161,14 +185,18 @@ def _inputs(n: int, *, special: bool) -> dict[str, Array]:
 # -- ways of compiling ---------------------------------------------------------------------------------------------
 
 
-def _run(graph: Graph, inputs: dict[str, Array], device: str = "cpu", threads: int = 1) -> dict[str, Array]:
+def _run(
+    graph: Graph, inputs: dict[str, Array], device: str = "cpu", threads: int = 1
+) -> dict[str, Array]:
     with override(RLX_CHECK=True, RLX_VERIFY=True), _compiled(graph, device, threads) as run:
         return run.run(inputs)
 
 
 def _compiled(graph: Graph, device: str = "cpu", threads: int = 1) -> Executable:
     backend = get_backend(device)
-    return Executable(graph_source(graph), backend, backend.targets()[0], CompileOptions(threads=threads))
+    return Executable(
+        graph_source(graph), backend, backend.targets()[0], CompileOptions(threads=threads)
+    )
 
 
 @contextmanager
@@ -177,7 +205,9 @@ def _unfused() -> Generator[None]:
 
     def pipeline(claims: Claims) -> Pipeline:
         entries = default_pipeline(claims).entries
-        return Pipeline(tuple(e for e in entries if not isinstance(e.step, FuseRegions | FuseEpilogues)))
+        return Pipeline(
+            tuple(e for e in entries if not isinstance(e.step, FuseRegions | FuseEpilogues))
+        )
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("rlx.runtime.compile.default_pipeline", pipeline)
@@ -199,7 +229,9 @@ def _same_bits(found: dict[str, Array], expected: dict[str, Array]) -> None:
         assert (got.dtype, got.shape) == (want.dtype, want.shape)
         number = want == want  # noqa: PLR0124  (NaNs are equal whatever their payload)
         np.testing.assert_array_equal(got == got, number, err_msg=name)  # noqa: PLR0124
-        np.testing.assert_array_equal(got[number].view(np.uint32), want[number].view(np.uint32), err_msg=name)
+        np.testing.assert_array_equal(
+            got[number].view(np.uint32), want[number].view(np.uint32), err_msg=name
+        )
 
 
 def _close(found: dict[str, Array], expected: dict[str, Array]) -> None:
@@ -213,7 +245,9 @@ def _close(found: dict[str, Array], expected: dict[str, Array]) -> None:
 
 @settings(max_examples=_EXAMPLES, deadline=None)
 @given(_RECIPE, st.integers(1, 9))
-def test_exact_elementwise_graphs_equal_the_reference_bit_for_bit(recipe: list[Any], n: int) -> None:
+def test_exact_elementwise_graphs_equal_the_reference_bit_for_bit(
+    recipe: list[Any], n: int
+) -> None:
     graph = _build(recipe, n, partial(_pointwise, choices=_EXACT))
     inputs = _inputs(n, special=True)
     expected = _run(graph, inputs, "reference")
