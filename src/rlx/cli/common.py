@@ -43,7 +43,9 @@ def check_dims(model: Executable, dims: Mapping[str, int]) -> None:
     known = sorted({d for spec in model.inputs for d in spec.shape if isinstance(d, str)})
     for name in dims:
         if name not in known:
-            raise UsageError(f"--dim {name}: the symbolic extents of the model are {', '.join(known) or 'none'}")
+            raise UsageError(
+                f"--dim {name}: the symbolic extents of the model are {', '.join(known) or 'none'}"
+            )
 
 
 def make_inputs(
@@ -64,7 +66,13 @@ def make_inputs(
     for file in files:
         if file.suffix == ".npz":
             with np.load(file, allow_pickle=False) as archive:
-                given.update({n.removeprefix("in::"): archive[n] for n in archive.files if not n.startswith("out::")})
+                given.update(
+                    {
+                        n.removeprefix("in::"): archive[n]
+                        for n in archive.files
+                        if not n.startswith("out::")
+                    }
+                )
         elif file.suffix == ".npy":
             given[file.stem] = np.load(file, allow_pickle=False)
         else:
@@ -72,7 +80,9 @@ def make_inputs(
     known = {spec.name for spec in model.inputs}
     unknown = sorted(set(given) - known)
     if unknown:
-        raise UsageError(f"the files hold {', '.join(unknown)}; the model's inputs are {', '.join(sorted(known))}")
+        raise UsageError(
+            f"the files hold {', '.join(unknown)}; the model's inputs are {', '.join(sorted(known))}"
+        )
     check_dims(model, dims)
     generator = np.random.default_rng(seed)
     sizes = dict(dims)

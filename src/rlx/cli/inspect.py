@@ -18,17 +18,27 @@ __all__ = ["inspect"]
 def inspect(
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
     device: Annotated[str, typer.Option(help="One of `rlx devices`.")] = "cpu",
-    dim: Annotated[list[str] | None, typer.Option(help="Upper bound of an extent, NAME=NUMBER.")] = None,
-    fusion: Annotated[bool, typer.Option("--fusion", help="Also list every candidate that did not fuse.")] = False,
+    dim: Annotated[
+        list[str] | None, typer.Option(help="Upper bound of an extent, NAME=NUMBER.")
+    ] = None,
+    fusion: Annotated[
+        bool, typer.Option("--fusion", help="Also list every candidate that did not fuse.")
+    ] = False,
 ) -> None:
     """Show what a model is and what rlx makes of it."""
     with rlx.load(model, device=device, dims=parse_dims(dim or [])) as loaded:
         check_dims(loaded, parse_dims(dim or []))
-        show_table("Inputs", ("name", "dtype", "shape"), [(s.name, s.dtype, list(s.shape)) for s in loaded.inputs])
+        show_table(
+            "Inputs",
+            ("name", "dtype", "shape"),
+            [(s.name, s.dtype, list(s.shape)) for s in loaded.inputs],
+        )
         names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
         missing = names - set(parse_dims(dim or []))
         if missing:
-            console.print(f"extents without a bound are taken as 1 here: {', '.join(sorted(missing))} (use --dim)")
+            console.print(
+                f"extents without a bound are taken as 1 here: {', '.join(sorted(missing))} (use --dim)"
+            )
             loaded.warmup({s.name: [_extent(d, dim) for d in s.shape] for s in loaded.inputs})
         _show_compiled(loaded, fusion=fusion)
 
@@ -39,8 +49,14 @@ def _extent(extent: int | str, dim: list[str] | None) -> int:
 
 def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
     program = loaded.program
-    show_table("Outputs", ("name", "dtype", "shape"), [(s.name, s.dtype, list(s.shape)) for s in loaded.outputs])
-    show_table("Operators after passes", ("operator", "runs as", "nodes"), list(program.compiled.dispatch))
+    show_table(
+        "Outputs",
+        ("name", "dtype", "shape"),
+        [(s.name, s.dtype, list(s.shape)) for s in loaded.outputs],
+    )
+    show_table(
+        "Operators after passes", ("operator", "runs as", "nodes"), list(program.compiled.dispatch)
+    )
     memory = loaded.memory()
     rows = [
         ("weights", memory.weights),
@@ -50,7 +66,9 @@ def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
         ("state", memory.state),
     ]
     show_table("Memory", ("what", "bytes"), rows)
-    show_table("Compile time", ("stage", "seconds"), [(k, round(v, 3)) for k, v in program.seconds.items()])
+    show_table(
+        "Compile time", ("stage", "seconds"), [(k, round(v, 3)) for k, v in program.seconds.items()]
+    )
     if program.graph.facts.guards:
         show_table("Guards", ("assumption",), [(str(g),) for g in program.graph.facts.guards])
     if fusion:

@@ -109,7 +109,9 @@ def canonical(body: Body) -> tuple[Body, tuple[int, ...]]:
     return (
         Body(
             tuple(body.inputs[i] for i in inputs),
-            tuple(Instr(i.op, i.dtype, tuple(place[a] for a in i.args), i.attribute) for i in moved),
+            tuple(
+                Instr(i.op, i.dtype, tuple(place[a] for a in i.args), i.attribute) for i in moved
+            ),
             tuple(place[r] for r in body.results),
         ),
         tuple(inputs),
@@ -205,7 +207,9 @@ class BodyBuilder:
         # repr keeps -0.0, inf and nan apart, and makes the attribute hashable and equal to itself.
         return self._append(Instr("const", dtype, (), repr(number)))
 
-    def emit(self, op: str, *args: Scalar, dtype: DType | None = None, attribute: Attribute = None) -> Scalar:
+    def emit(
+        self, op: str, *args: Scalar, dtype: DType | None = None, attribute: Attribute = None
+    ) -> Scalar:
         """Append an instruction and return its value.
 
         Args:
@@ -232,7 +236,9 @@ class BodyBuilder:
     def inline(self, body: Body, args: Sequence[Scalar]) -> tuple[Scalar, ...]:
         """Append another body's instructions with its inputs replaced by `args`; return its results."""
         if tuple(a.dtype for a in args) != body.inputs:
-            raise TypeRuleError(f"a body over {body.inputs} cannot take {tuple(a.dtype for a in args)}")
+            raise TypeRuleError(
+                f"a body over {body.inputs} cannot take {tuple(a.dtype for a in args)}"
+            )
         values = list(args)
         for instr in body.instrs:
             mapped = tuple(values[a].index for a in instr.args)
@@ -251,7 +257,14 @@ class BodyBuilder:
         for position, instr in enumerate(self._instrs):
             if position + n in needed:
                 renumber[position + n] = n + len(kept)
-                kept.append(Instr(instr.op, instr.dtype, tuple(renumber[a] for a in instr.args), instr.attribute))
+                kept.append(
+                    Instr(
+                        instr.op,
+                        instr.dtype,
+                        tuple(renumber[a] for a in instr.args),
+                        instr.attribute,
+                    )
+                )
         return Body(self.inputs, tuple(kept), tuple(renumber[r.index] for r in results))
 
 

@@ -108,7 +108,22 @@ _RULES: dict[str, _Rule] = {
     "select": _select,
 }
 _FLAT = frozenset(
-    {"const", "sign", "floor", "ceil", "trunc", "round", "isnan", "isinf", "not", "and", "or", "xor", "shl", "shr"}
+    {
+        "const",
+        "sign",
+        "floor",
+        "ceil",
+        "trunc",
+        "round",
+        "isnan",
+        "isinf",
+        "not",
+        "and",
+        "or",
+        "xor",
+        "shl",
+        "shr",
+    }
     | {"eq", "ne", "lt", "le", "gt", "ge"}
 )
 """Operators whose derivative is zero wherever it exists."""
@@ -124,7 +139,9 @@ def partials(body: Body) -> Body:
         TypeRuleError: the body reduces over rows or uses an operator without derivative.
     """
     if body.has_rows:
-        raise TypeRuleError("a body with row reductions is differentiated by its operator's own rule")
+        raise TypeRuleError(
+            "a body with row reductions is differentiated by its operator's own rule"
+        )
     float_results = [r for r in body.results if body.dtype(r).is_float]
     builder = BodyBuilder([*body.inputs, *(body.dtype(r) for r in float_results)])
     values = [builder.input(i) for i in range(len(body.inputs))]
@@ -142,11 +159,15 @@ def partials(body: Body) -> Body:
         if upstream is None or instr.op in _FLAT:
             continue
         args = [values[a] for a in instr.args]
-        for arg, gradient in zip(instr.args, _rule(instr)(upstream, values[index], args), strict=True):
+        for arg, gradient in zip(
+            instr.args, _rule(instr)(upstream, values[index], args), strict=True
+        ):
             if gradient is not None and values[arg].dtype.is_float:
                 gradients[arg] = _plus(gradients[arg], gradient)
     results = [
-        gradients[i] or builder.const(0, dtype) for i, dtype in enumerate(body.inputs) if dtype.is_float
+        gradients[i] or builder.const(0, dtype)
+        for i, dtype in enumerate(body.inputs)
+        if dtype.is_float
     ]
     return builder.finish(*results)
 

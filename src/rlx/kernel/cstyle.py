@@ -114,7 +114,9 @@ _FLOAT_ONLY = frozenset({"pow"})
 """Operators whose text would go through floats and lose digits of an integer."""
 
 
-def body_text(body: Body, dialect: Dialect, inputs: Sequence[str], indent: str = "  ") -> tuple[list[str], list[str]]:
+def body_text(
+    body: Body, dialect: Dialect, inputs: Sequence[str], indent: str = "  "
+) -> tuple[list[str], list[str]]:
     """Return (statements, result expressions) of a body without row instructions.
 
     Args:
@@ -223,7 +225,9 @@ def _operands(body: Body, dialect: Dialect, where: Sequence[str]) -> tuple[list[
         parameters.append(dialect.pointer(dialect.type(dtype), True, f"in{index}", len(parameters)))
         loads.append(f"  const {dialect.type(dtype)} x{index} = in{index}[{where[index]}];")
     for index, dtype in enumerate(body.result_types):
-        parameters.append(dialect.pointer(dialect.type(dtype), False, f"out{index}", len(parameters)))
+        parameters.append(
+            dialect.pointer(dialect.type(dtype), False, f"out{index}", len(parameters))
+        )
     return parameters, loads
 
 
@@ -248,7 +252,10 @@ def row_kernel(name: str, body: Body, dialect: Dialect, kinds: Sequence[str]) ->
     where = [index[k] for k in kinds]
     uniform = body.uniform([k == "row" for k in kinds])
     parameters, _ = _operands(body, dialect, where)
-    parameters += [dialect.extent("rows", len(parameters)), dialect.extent("n", len(parameters) + 1)]
+    parameters += [
+        dialect.extent("rows", len(parameters)),
+        dialect.extent("n", len(parameters) + 1),
+    ]
     lines = [dialect.prelude, dialect.kernel(name, parameters)]
     lines += [f"  const long r = {dialect.index};", "  if (r >= rows) return;"]
     known: dict[int, str] = {}
@@ -297,7 +304,12 @@ def _inside(
 
 
 def _reduction(
-    dialect: Dialect, body: Body, instr: Instr, position: int, known: dict[int, str], where: Sequence[str]
+    dialect: Dialect,
+    body: Body,
+    instr: Instr,
+    position: int,
+    known: dict[int, str],
+    where: Sequence[str],
 ) -> list[str]:
     first, step = _REDUCTIONS[instr.op]
     statements, (value,) = _inside(dialect, body, [instr.args[0]], known, where)
@@ -312,14 +324,21 @@ def _reduction(
 
 
 def _row_stores(
-    dialect: Dialect, body: Body, known: dict[int, str], uniform: Sequence[bool], where: Sequence[str]
+    dialect: Dialect,
+    body: Body,
+    known: dict[int, str],
+    uniform: Sequence[bool],
+    where: Sequence[str],
 ) -> list[str]:
     lines = [f"  out{i}[r] = {known[r]};" for i, r in enumerate(body.results) if uniform[r]]
     varying = [(i, r) for i, r in enumerate(body.results) if not uniform[r]]
     if varying:
         statements, values = _inside(dialect, body, [r for _, r in varying], known, where)
         lines += ["  for (long i = 0; i < n; ++i) {", *statements]
-        lines += [f"    out{i}[r * n + i] = {value};" for (i, _), value in zip(varying, values, strict=True)]
+        lines += [
+            f"    out{i}[r * n + i] = {value};"
+            for (i, _), value in zip(varying, values, strict=True)
+        ]
         lines.append("  }")
     return lines
 
@@ -358,7 +377,9 @@ MSL = Dialect(
     "MSL",
     {**_INTEGER_TYPES, DType.F16: "half", DType.BF16: "bfloat"},
     _msl_kernel,
-    lambda type_, const, name, index: f"device {'const ' if const else ''}{type_}* {name} [[buffer({index})]]",
+    lambda type_, const, name, index: (
+        f"device {'const ' if const else ''}{type_}* {name} [[buffer({index})]]"
+    ),
     lambda name, index: f"constant long& {name} [[buffer({index})]]",
     "(long)gid",
     "#include <metal_stdlib>\nusing namespace metal;\n",

@@ -85,9 +85,13 @@ class _Replay:
                 f"which thunk {self.overwritten[slot]} has overwritten"
             )
         if slot not in self.written:
-            raise PassError(f"memory plan: thunk {position} of {thunk.node} reads slot {slot} before it is written")
+            raise PassError(
+                f"memory plan: thunk {position} of {thunk.node} reads slot {slot} before it is written"
+            )
 
-    def _check_pairs(self, position: int, thunk: Thunk, reads: list[int], writes: list[int]) -> None:
+    def _check_pairs(
+        self, position: int, thunk: Thunk, reads: list[int], writes: list[int]
+    ) -> None:
         allowed = {(self._root(a), self._root(b)) for a, b in thunk.inplace}
         for index, result in enumerate(writes):
             for other in writes[index + 1 :]:

@@ -181,7 +181,11 @@ def _search(
     for _ in range(_SEARCH_PLACEMENTS // len(buffers)):
         candidate = list(order)
         top = [i for i, b in enumerate(candidate) if b.offset + _aligned(b.size) >= best]
-        picked = generator.choice(top) if top and generator.random() < 0.5 else generator.randrange(len(candidate))
+        picked = (
+            generator.choice(top)
+            if top and generator.random() < 0.5
+            else generator.randrange(len(candidate))
+        )
         candidate.insert(generator.randrange(picked + 1), candidate.pop(picked))
         size = _place(candidate)
         if size <= best:

@@ -48,25 +48,34 @@ def _lift(owner: Node, region: Block, rewriter: Rewriter, outer_pure: set[Value]
     if first is None:
         return
     captured = {
-        region.parameters[first[1] + i]: owner.operands[first[0] + i] for i in range(len(owner.operands) - first[0])
+        region.parameters[first[1] + i]: owner.operands[first[0] + i]
+        for i in range(len(owner.operands) - first[0])
     }
     weights = {inner for inner, outer in captured.items() if outer in outer_pure}
     pure = _visit(region, rewriter, weights)
-    moved: dict[Value, Value] = {inner: outer for inner, outer in captured.items() if outer is not None}
+    moved: dict[Value, Value] = {
+        inner: outer for inner, outer in captured.items() if outer is not None
+    }
     for node in region.nodes():
         if not node.results or node.results[0] not in pure:
             continue
         builder = rewriter.before(owner)
         builder.location = node.location
-        operands = [None if o is None else _outside(o, moved, rewriter, owner) for o in node.operands]
+        operands = [
+            None if o is None else _outside(o, moved, rewriter, owner) for o in node.operands
+        ]
         copy = builder.emit_typed(node.op, operands, [r.type for r in node.results])
         outer_pure.update(copy.results)
         moved.update(zip(node.results, copy.results, strict=True))
     for node in region.nodes():
         if node.results and node.results[0] in pure:
             for inner in node.results:
-                if any(u.results and u.results[0] not in pure for u in inner.users) or _is_result(inner, region):
-                    rewriter.replace_value(inner, _capture(owner, region, moved[inner], first, rewriter))
+                if any(u.results and u.results[0] not in pure for u in inner.users) or _is_result(
+                    inner, region
+                ):
+                    rewriter.replace_value(
+                        inner, _capture(owner, region, moved[inner], first, rewriter)
+                    )
     _erase_unread(region, pure, rewriter)
 
 
@@ -92,17 +101,26 @@ def _outside(value: Value, moved: dict[Value, Value], rewriter: Rewriter, owner:
 
 
 def _is_param_only(node: Node, pure: set[Value]) -> bool:
-    if node.regions or not node.operands or node.op.may_fail(*(None if o is None else o.type for o in node.operands)):
+    if (
+        node.regions
+        or not node.operands
+        or node.op.may_fail(*(None if o is None else o.type for o in node.operands))
+    ):
         return False
     if not all(r.type.is_static for r in node.results):
         return False
     present = [o for o in node.operands if o is not None]
     if not any(o in pure for o in present):
         return False
-    return all(o in pure or (o.producer is not None and isinstance(o.producer.op, Constant)) for o in present)
+    return all(
+        o in pure or (o.producer is not None and isinstance(o.producer.op, Constant))
+        for o in present
+    )
 
 
-def _capture(owner: Node, region: Block, value: Value, first: tuple[int, int], rewriter: Rewriter) -> Value:
+def _capture(
+    owner: Node, region: Block, value: Value, first: tuple[int, int], rewriter: Rewriter
+) -> Value:
     """Return the region's parameter for an outer value, adding a capture to the owner where there is none."""
     for index in range(first[0], len(owner.operands)):
         if owner.operands[index] is value:

@@ -77,7 +77,7 @@ def test_lengths(isa: Isa, lower_graph: Lower) -> None:
 
 
 @_isas
-@pytest.mark.parametrize(("depth", "value_depth"), [(1, 1), (7, 33), (16, 64), (65, 17), (32, 32)])
+@pytest.mark.parametrize(("depth", "value_depth"), [(1, 1), (16, 64), (65, 17)])
 def test_depths(depth: int, value_depth: int, isa: Isa, lower_graph: Lower) -> None:
     shapes: list[Shape] = [(1, 2, 7, depth), (1, 2, 33, depth), (1, 2, 33, value_depth)]
     _check(lower_graph, isa, Attention(0.2), shapes)
@@ -85,7 +85,7 @@ def test_depths(depth: int, value_depth: int, isa: Isa, lower_graph: Lower) -> N
 
 @_isas
 @pytest.mark.parametrize(
-    "shape", [(2, 3, 7, 33), (2, 1, 7, 33), (2, 1, 1, 33), (1, 3, 7, 1), (7, 33), (33,), ()]
+    "shape", [(2, 3, 7, 33), (2, 1, 7, 33), (2, 1, 1, 33), (1, 3, 7, 1), (33,), ()]
 )
 @pytest.mark.parametrize("kind", ["bool", "float"])
 def test_masks_broadcast(shape: Shape, kind: str, isa: Isa, lower_graph: Lower) -> None:
@@ -112,9 +112,9 @@ def test_causal(causal: Any, masked_row: Any, isa: Isa, lower_graph: Lower) -> N
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (6, 1)])
 def test_grouped_heads(heads: int, kv_heads: int, isa: Isa, lower_graph: Lower) -> None:
     shapes: list[Shape] = [(2, heads, 7, 8), (2, kv_heads, 9, 8), (2, kv_heads, 9, 4)]
-    for layout in ("bhsd", "bshd"):
-        _check(lower_graph, isa, Attention(0.35, out_layout=layout), shapes)
-    _check(lower_graph, isa, Attention(0.35, causal="bottom_right"), shapes)
+    _check(lower_graph, isa, Attention(0.35), shapes)
+    op = Attention(0.35, causal="bottom_right", out_layout="bshd")
+    _check(lower_graph, isa, op, shapes)
 
 
 @_isas
