@@ -44,7 +44,7 @@ from rlx.runtime.executable import Executable, graph_source
 from rlx.testing.tolerances import family_of
 
 _WIDTH = 5
-_EXAMPLES = 250
+_EXAMPLES = 400
 _SPECIAL = np.array(
     [
         0.0,

@@ -8,7 +8,7 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -251,15 +251,16 @@ class Executable:
     def _accept(self, position: int, given: Any) -> Array:
         """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
         spec, dtype = self.inputs[position], self._dtypes[position]
+        array: Array
         if isinstance(given, np.ndarray):
-            array = given
+            array = cast("Array", given)
         elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
             try:
                 array = np.from_dlpack(given)
             except (BufferError, RuntimeError, TypeError):
-                array = np.asarray(given)
+                array = cast("Array", np.asarray(given))
         else:
-            array = np.asarray(given)
+            array = np.asarray(cast("Any", given))
             if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
                 array = self._from_python(spec, array)
         if array.dtype != dtype:
@@ -329,7 +330,7 @@ class Executable:
                 f"give fixed extents with dims= (now {env})"
             )
         fixed = {name: value for name, value in env.items() if value < 1}
-        return self._compile(env, fixed)
+        return self._compile(env, fixed, is_call=True)
 
     def _grow(self, variant: _Variant, env: Mapping[str, int]) -> None:
         grown = {n: max(env[n], 2 * variant.uppers[n]) for n in variant.uppers if env[n] > variant.uppers[n]}
@@ -338,8 +339,11 @@ class Executable:
             variant.program.graph.facts.uppers.update(grown)
             variant.program.compiled.plan(variant.uppers)
 
-    def _compile(self, env: Mapping[str, int], fixed: dict[str, int]) -> _Variant:
+    def _compile(self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False) -> _Variant:
         graph = self._source.build(env, fixed)
+        broken = [g for g in graph.facts.guards if is_call and not g.holds(dict(env))]
+        if broken:  # a graph built by hand keeps the assumptions it was built under
+            raise UsageError(f"{self._source.name} was built assuming {broken[0]}, which {dict(env)} does not meet")
         uppers = {n: max(v, self._source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
         graph.facts.uppers = dict(uppers)
         if not self._params:
@@ -359,7 +363,8 @@ class Executable:
             values = zip(names, graph.outputs, strict=True)
             self._outputs = [TensorSpec(n, v.type.dtype, _shown(v.type.shape)) for n, v in values]
             fields = [n if n.isidentifier() and not n.startswith("_") else f"output{i}" for i, n in enumerate(names)]
-            self._result_type = namedtuple("Outputs", fields, rename=True)  # noqa: PYI024  (fields are data)
+            make: Any = namedtuple  # noqa: PYI024  (the fields are data)
+            self._result_type = make("Outputs", fields, rename=True)
         return variant
 
     # -- the end -----------------------------------------------------------------------------------------------------
