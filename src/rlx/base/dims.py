@@ -35,6 +35,7 @@ __all__ = [
     "product",
     "substitute",
     "symbol",
+    "symbol_atoms",
     "symbols_of",
 ]
 
@@ -428,10 +429,11 @@ def _substitute_atom(atom: _Atom, env: Mapping[str, Dim]) -> Dim:
 
 def symbols_of(value: Dim) -> frozenset[str]:
     """Return the names of all symbols in the expression."""
-    return frozenset(s.name for s in _symbols(value))
+    return frozenset(s.name for s in symbol_atoms(value))
 
 
-def _symbols(value: Dim) -> Iterable[Symbol]:
+def symbol_atoms(value: Dim) -> Iterable[Symbol]:
+    """Iterate the symbols in the expression, a repeated one repeatedly."""
     if isinstance(value, DimExpr):
         for monomial, _ in value.terms:
             for atom in monomial:
@@ -439,7 +441,7 @@ def _symbols(value: Dim) -> Iterable[Symbol]:
                     yield atom
                 else:
                     for arg in atom.args:
-                        yield from _symbols(arg)
+                        yield from symbol_atoms(arg)
 
 
 _FUNCTIONS: dict[str, Callable[..., Dim]] = {

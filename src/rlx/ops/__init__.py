@@ -422,6 +422,7 @@ GROUPS = (
     "resize",
     "rnn",
     "signal",
+    "qmatmul",
     "quant",
     "attention",
     "control",

@@ -330,7 +330,8 @@ class ScatterND(Op):
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:  # noqa: D102
         if not indices.shape[-1] and indices.ndim > 1:  # the whole tensor, several times
             count = int(np.prod(indices.shape[:-1]))
-            for update in updates.reshape(count, *x.shape):
+            stacked = cast("list[Array]", list(updates.reshape(count, *x.shape)))
+            for update in stacked:
                 x = _scatter(x, (), update, self.reduction)
             return x
         return _scatter(x, _tuple_index(x, indices, 0), updates, self.reduction)

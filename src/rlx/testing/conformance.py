@@ -28,11 +28,11 @@ import itertools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 
-import rlx.ops  # noqa: F401  (registers the operators)
+import rlx.ops as _registers_the_operators
 from rlx.backends.protocol import CompileOptions
 from rlx.backends.registry import get_backend
 from rlx.base.config import override
@@ -53,6 +53,8 @@ from rlx.testing.samples import make_array, samples_of, seed_of
 from rlx.testing.tolerances import allowed_error, mismatch
 
 __all__ = ["Case", "Outcome", "conformance"]
+
+del _registers_the_operators
 
 Selection = Literal["pairwise", "full"]
 _DTYPES = (*sorted(NUMERIC, key=lambda d: (not d.is_float, -d.itemsize, d.value)), DType.BOOL)
@@ -228,7 +230,7 @@ def _with_symbols(op: Op, types: Sequence[TensorType | None], extents: tuple[int
             continue
         envs = [dict.fromkeys((f"N{e}" for e in extents), 1), {f"N{e}": e for e in extents}]
         envs += [_large_extents(candidate, symbolic, extents)]
-        envs = [env for env in envs if 0 < _elements(candidate, symbolic, env)]
+        envs = [env for env in envs if _elements(candidate, symbolic, env) > 0]
         if len(envs) > 1:
             return _Symbolic(candidate, tuple(symbolic), tuple(envs))
     return None
@@ -360,7 +362,9 @@ class _Runner:
         # The contract fixes the f32 arithmetic of these, so a tie is decided there and not in f64.
         return self.case.op in ("quantize_linear", "dequantize_linear")
 
-    def _expect_error(self, runs: list[Executable], inputs: dict[str, Array], error: RlxError, env: dict[str, int]) -> None:
+    def _expect_error(
+        self, runs: list[Executable], inputs: dict[str, Array], error: RlxError, env: dict[str, int]
+    ) -> None:
         """The meaning of the operator is an error for this data; so it has to be on the backend."""
         for run in runs:
             try:
@@ -500,9 +504,9 @@ class _Guarded:
         for address in self._pages:
             _protect(address, page, 0)
         offset = page + (size - array.nbytes if at_end else 0)
-        buffer = (ctypes.c_char * array.nbytes).from_address(self._address + offset)
+        buffer: Any = (ctypes.c_char * array.nbytes).from_address(self._address + offset)
         flat = np.frombuffer(buffer, array.dtype) if array.nbytes else np.empty(0, array.dtype)
-        self.array = flat.reshape(array.shape)
+        self.array = cast("Array", flat.reshape(array.shape))
         self.array[...] = array
 
     def close(self) -> None:

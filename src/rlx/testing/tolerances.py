@@ -38,8 +38,8 @@ _Operands: TypeAlias = Sequence[_F64 | None]
 _Rule: TypeAlias = Callable[[Any, _Operands, _F64, DType], Any]
 
 EXACT = frozenset(
-    "arg_reduce cast concat constant dequantize_linear dim_tensor expand frame gather gather_elements gather_nd one_hot "
-    "pad quantize_linear reshape slice tile top_k transpose trilu if loop scan region with_epilogue".split()
+    "arg_reduce cast concat constant dequantize_linear dim_tensor expand frame gather gather_elements gather_nd "
+    "one_hot pad quantize_linear reshape slice tile top_k transpose trilu if loop scan region with_epilogue".split()
 )
 """Operators without a rounding of their own, or whose single roundings are fixed by the contract (quantisation)."""
 
@@ -152,7 +152,8 @@ def mismatch(got: Array, want: Array, allowed: _F64) -> str:
         return ""
     index = tuple(int(i) for i in np.argwhere(~good)[0])
     limit = f"; allowed {allowed[index]:.3g}" if allowed[index] else ""
-    return f"{int((~good).sum())} of {good.size} elements off, first at {list(index)}: {a[index]!r}, expected {b[index]!r}{limit}"
+    found = f"first at {list(index)}: {a[index]!r}, expected {b[index]!r}{limit}"
+    return f"{int((~good).sum())} of {good.size} elements off, {found}"
 
 
 # -- the bounds ----------------------------------------------------------------------------------------------------
@@ -185,7 +186,8 @@ def _composite(op: Any, operands: _Operands, y: _F64, dtype: DType) -> _F64:
 
 def _linear(terms: float, magnitude: Any, y: _F64, dtype: DType) -> _F64:
     """Return the bound of a sum of `terms` products whose magnitudes add up to `magnitude`."""
-    return _gamma(terms + 2, dtype) * np.asarray(magnitude, np.float64) + 2 * roundoff(dtype) * np.abs(y) + ulp(y * 0, dtype)
+    summed = _gamma(terms + 2, dtype) * np.asarray(magnitude, np.float64)
+    return summed + 2 * roundoff(dtype) * np.abs(y) + ulp(y * 0, dtype)
 
 
 def _first(result: Any) -> _F64:
@@ -242,7 +244,7 @@ def _conv(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
 def _pool(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     if op.kind == "max":
         return 0.0
-    return _linear(float(np.prod(op.kernel)), _absolute(op, operands), y, dtype)
+    return _linear(float(np.prod(cast("tuple[int, ...]", op.kernel))), _absolute(op, operands), y, dtype)
 
 
 def _dft(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -264,7 +266,8 @@ def _softmax(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     assert x is not None
     n = x.shape[op.axis]
     span = np.max(x, axis=op.axis, keepdims=True, initial=-1e300) - x
-    rel = _gamma(n + 12, dtype) + roundoff(dtype.compute) * (span + np.max(span, axis=op.axis, keepdims=True, initial=0))
+    widest = np.max(span, axis=op.axis, keepdims=True, initial=0)
+    rel = _gamma(n + 12, dtype) + roundoff(dtype.compute) * (span + widest)
     if op.name == "log_softmax":
         return rel + 6 * roundoff(dtype) * (np.abs(y) + 1) + roundoff(dtype.compute) * span
     return (rel + 2 * roundoff(dtype)) * np.abs(y) + ulp(y * 0, dtype)

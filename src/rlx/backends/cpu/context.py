@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.dispatch import Native, Status, native, shared_pool
 from rlx.backends.cpu.buffers import aligned_bytes
+from rlx.backends.cpu.dispatch import Native, Status, native, shared_pool
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.thunks import DimProgram, Thunks
 from rlx.backends.cpu.words import CTX, Failure

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,7 @@ class CpuProgram:
         cache: where the runtime's own object is kept.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         program: Program,
         objects: Sequence[bytes],
@@ -64,7 +65,6 @@ class CpuProgram:
         self._nodes: list[NodeInfo] = []
         self._weights: dict[int, Array] = {s: w.data for s, w in program.weights.items() if w.data is not None}
         self._names = {weight.name: slot for slot, weight in program.weights.items() if weight.data is None}
-        self._buffer: WeightBuffer | None = None
         symbols = dict.fromkeys(t.kernel for t in program.thunks if t.kind is ThunkKind.CALL)
         self._library = Library(objects, symbols, isa)
         self._code = native(isa, cache)
@@ -132,27 +132,25 @@ class CpuProgram:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def set_weight(self, name: str, data: Array, *, movable: bool = False) -> None:
-        """Point a param at its data; see the protocol. Movable data is copied into this program's own buffer."""
+    def set_weight(self, name: str, data: Array) -> None:
+        """Point a param at its data; the array is kept, not copied."""
         slot = self._names[name]
-        if movable:
-            data = self._own(slot, data)
         self._weights[slot] = data
         self._context.set_slot(slot, data)
 
-    def _own(self, slot: int, data: Array) -> Array:
-        """Return a copy of a weight in the one allocation all movable weights share."""
-        if self._buffer is None:
-            sizes = {s: self.program.slots[s].nbytes for s in self._names.values()}
-            self._buffer = WeightBuffer({s: n for s, n in sizes.items() if isinstance(n, int)})
-        return self._buffer.place(slot, data)
+    def adopt_weights(self, data: dict[str, Array]) -> None:
+        """Copy weights into one allocation of this program, in huge pages, and empty the dict on the way."""
+        buffer = WeightBuffer({self._names[name]: array.nbytes for name, array in data.items()})
+        for name in list(data):
+            slot = self._names[name]
+            self.set_weight(name, buffer.place(slot, data.pop(name)))
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         """Plan memory for these upper bounds, allocate it, and point all slots at it."""
         plan = plan_memory(self.program, uppers)
         self._check = config.CHECK.get()
         if self._check:
-            from rlx.memory.check import check_plan  # noqa: PLC0415  (only under a knob)
+            from rlx.memory.check import check_plan
 
             check_plan(self.program, plan)
         if plan.scratch > self._plan.scratch:
@@ -213,8 +211,8 @@ class CpuProgram:
 
     def _run_host(self, pc: int) -> None:
         """Run an operator without a kernel by its reference, on views of its buffers."""
-        from rlx.ir.clone import bind_dims  # noqa: PLC0415  (only programs with such operators need the operators)
-        from rlx.ops.evaluate import run_op  # noqa: PLC0415
+        from rlx.ir.clone import bind_dims
+        from rlx.ops.evaluate import run_op
 
         thunk = self.program.thunks[pc - 1]
         node = thunk.host
@@ -236,7 +234,7 @@ class CpuProgram:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
             return np.empty(shape, dtype)
-        buffer = (ctypes.c_char * nbytes).from_address(int(self._context.slots[slot]))
+        buffer: Any = (ctypes.c_char * nbytes).from_address(int(self._context.slots[slot]))
         return np.frombuffer(buffer, dtype).reshape(shape)
 
     def close(self) -> None:
@@ -245,5 +243,4 @@ class CpuProgram:
             self._closed = True
             self._library.close()
             self._weights.clear()
-            self._buffer = None
             self._arena = aligned_bytes(_ALIGNMENT)

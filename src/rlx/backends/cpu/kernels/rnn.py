@@ -337,10 +337,8 @@ class _Chunk:
         c = at.state(self.states[2])
         peep = [at.per_unit("p", 3, index) if "p" in spec.present else None for index in range(3)]
         i = gate.emit(k, i if peep[0] is None else k.fma(peep[0], c, i))
-        if spec.input_forget:
-            f = 1.0 - i
-        else:
-            f = gate.emit(k, f if peep[2] is None else k.fma(peep[2], c, f))
+        seen = f if peep[2] is None else k.fma(peep[2], c, f)
+        f = 1.0 - i if spec.input_forget else gate.emit(k, seen)
         new = k.fma(f, c, i * candidate.emit(k, g))
         o = gate.emit(k, o if peep[1] is None else k.fma(peep[1], new, o))
         at.keep(self.states[2], at.live(new, c))

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs as plain data and back: what a program cache keeps.
+
+The data is what JSON holds (lists, dicts, numbers, text), with extents as text; constants are a list of arrays
+beside it. Kernels are named by symbol. Operators that the host runs have no such form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from rlx.base.dims import Dim, DimExpr, parse_dim, symbol, symbol_atoms
+from rlx.base.errors import UsageError
+from rlx.base.facts import Facts, Guard
+from rlx.base.numeric import Array
+from rlx.kernel.program import (
+    Arg,
+    DimArg,
+    NodeInfo,
+    Program,
+    Slot,
+    SlotArg,
+    SlotKind,
+    Thunk,
+    ThunkKind,
+    Weight,
+)
+
+__all__ = ["DimReader", "DimWriter", "NotSavableError", "program_from_data", "program_to_data"]
+
+_Json: TypeAlias = dict[str, Any]
+
+
+class NotSavableError(UsageError):
+    """A program has a part that only this process can hold."""
+
+
+class DimWriter:
+    """Extents as JSON: an int, or the text of an expression.
+
+    Attributes:
+        symbols: least value of every symbol written so far, which the text does not say.
+    """
+
+    def __init__(self) -> None:
+        self.symbols: dict[str, int] = {}
+        self._known: dict[DimExpr, str] = {}
+
+    def __call__(self, dim: Dim) -> int | str:
+        """Return the JSON form of an extent.
+
+        Raises:
+            NotSavableError: the text would be read as another expression.
+        """
+        if not isinstance(dim, DimExpr):
+            return dim
+        found = self._known.get(dim)
+        if found is None:
+            for atom in symbol_atoms(dim):
+                if self.symbols.setdefault(atom.name, atom.lower) != atom.lower:
+                    raise NotSavableError(f"extent {atom.name} has two lower bounds")
+            found = self._known[dim] = str(dim)
+            if parse_dim(found, self._symbol) != dim:
+                raise NotSavableError(f"extent expression {found} does not read back as itself")
+        return found
+
+    def _symbol(self, name: str) -> Dim:
+        return symbol(name, self.symbols[name])
+
+
+class DimReader:
+    """The inverse of `DimWriter`."""
+
+    def __init__(self, symbols: dict[str, int]) -> None:
+        self._symbols = symbols
+        self._known: dict[str, Dim] = {}
+
+    def __call__(self, data: int | str) -> Dim:
+        """Return the extent of a JSON form."""
+        if isinstance(data, int):
+            return data
+        found = self._known.get(data)
+        if found is None:
+            found = self._known[data] = parse_dim(data, lambda name: symbol(name, self._symbols[name]))
+        return found
+
+
+def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Array]]:
+    """Return a program as JSON data and the arrays of its constants.
+
+    Args:
+        program: what to write; its kernels are symbols.
+        dims: shared with whatever else goes into the same file.
+
+    Raises:
+        NotSavableError: it has operators that run on the host.
+    """
+    if any(t.kind is ThunkKind.HOST for t in program.thunks):
+        raise NotSavableError("operators that run on the host refer to the graph")
+    nodes: dict[NodeInfo, int] = {}
+    thunks = [_thunk_to_data(t, nodes, dims) for t in program.thunks]
+    constants: list[Array] = []
+    weights: list[tuple[int, str]] = []
+    for slot, weight in program.weights.items():
+        weights.append((slot, weight.name))
+        if weight.data is not None:
+            constants.append(weight.data)
+    facts = program.facts
+    data: _Json = {
+        "name": program.name,
+        "slots": [[s.kind.value, dims(s.nbytes), s.root] for s in program.slots],
+        "nodes": [[n.op, n.operands, n.location] for n in nodes],
+        "thunks": thunks,
+        "inputs": program.inputs,
+        "outputs": program.outputs,
+        "weights": weights,
+        "constants": [slot for slot, w in program.weights.items() if w.data is not None],
+        "loops": program.loops,
+        "guards": [[dims(g.left), g.relation, dims(g.right), g.reason] for g in facts.guards],
+        "equalities": {name: dims(d) for name, d in facts.equalities.items()},
+    }
+    return data, constants
+
+
+def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) -> Program:
+    """Return the program that `program_to_data` wrote.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: the data is not of that form.
+    """
+    facts = Facts(
+        guards=[Guard(dims(a), relation, dims(b), reason) for a, relation, b, reason in data["guards"]],
+        equalities={name: dims(d) for name, d in data["equalities"].items()},
+    )
+    nodes = [NodeInfo(*texts) for texts in data["nodes"]]
+    values = dict(zip(data["constants"], constants, strict=True))
+    program = Program(
+        data["name"],
+        facts,
+        slots=[Slot(SlotKind(kind), dims(nbytes), root) for kind, nbytes, root in data["slots"]],
+        thunks=[_thunk_from_data(row, nodes, dims) for row in data["thunks"]],
+        inputs=data["inputs"],
+        outputs=data["outputs"],
+        weights={slot: Weight(name, values.get(slot)) for slot, name in data["weights"]},
+        loops=[(first, last) for first, last in data["loops"]],
+    )
+    _check_indices(program)
+    return program
+
+
+def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) -> list[Any]:
+    return [
+        thunk.kind.value,
+        [[a.slot, int(a.writes)] if isinstance(a, SlotArg) else dims(a.dim) for a in thunk.args],
+        thunk.kernel,
+        dims(thunk.chunks),
+        -1 if thunk.node is None else nodes.setdefault(thunk.node, len(nodes)),
+        thunk.inplace,
+        dims(thunk.scratch),
+        int(thunk.may_fail),
+        thunk.target,
+        thunk.immediate,
+    ]
+
+
+def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader) -> Thunk:
+    kind, args, kernel, chunks, node, inplace, scratch, may_fail, target, immediate = row
+    return Thunk(
+        ThunkKind(kind),
+        tuple([_arg_from_data(a, dims) for a in args]),
+        kernel,
+        dims(chunks),
+        None if node < 0 else nodes[node],
+        None,
+        tuple([(a, b) for a, b in inplace]),
+        dims(scratch),
+        bool(may_fail),
+        target,
+        immediate,
+    )
+
+
+def _arg_from_data(data: list[int] | int | str, dims: DimReader) -> Arg:
+    return SlotArg(data[0], bool(data[1])) if isinstance(data, list) else DimArg(dims(data))
+
+
+def _check_indices(program: Program) -> None:
+    """Raise IndexError if a thunk names a slot or a thunk that is not there: native code would follow it."""
+    slots, thunks = len(program.slots), len(program.thunks)
+    named = [a.slot for t in program.thunks for a in t.args if isinstance(a, SlotArg)]
+    named += [*program.inputs, *program.outputs, *program.weights]
+    named += [s.root for s in program.slots if s.root is not None]
+    if any(not 0 <= slot < slots for slot in named):
+        raise IndexError("a slot of the program does not exist")
+    if any(not -1 <= t.target <= thunks for t in program.thunks):
+        raise IndexError("a thunk of the program jumps to nowhere")
