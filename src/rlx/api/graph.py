@@ -48,7 +48,9 @@ class Graph:
         self._building.__exit__(*exc)
         self._building = None
 
-    def input(self, name: str, shape: list[int | str] | tuple[int | str, ...], dtype: Any = "f32") -> Value:
+    def input(
+        self, name: str, shape: list[int | str] | tuple[int | str, ...], dtype: Any = "f32"
+    ) -> Value:
         """Add an input; strings in the shape name symbolic extents.
 
         Raises:

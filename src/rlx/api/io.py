@@ -107,7 +107,9 @@ def _choose(
     targets = backend.targets()
     position = int(index) if index.isdigit() else 0
     if position >= len(targets) or (index and not index.isdigit()):
-        raise DeviceError(f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}")
+        raise DeviceError(
+            f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}"
+        )
     return backend, targets[position], CompileOptions(threads=threads, host_ops=host_ops)
 
 
@@ -122,4 +124,6 @@ def _check_names(bounds: Mapping[str, int], names: set[str], model: str) -> None
     for name in bounds:
         if name not in names:
             known = ", ".join(sorted(names)) or "none"
-            raise UsageError(f"{model} has no extent {name!r}; it has {known}.{did_you_mean(name, names)}")
+            raise UsageError(
+                f"{model} has no extent {name!r}; it has {known}.{did_you_mean(name, names)}"
+            )

@@ -36,7 +36,9 @@ def onnx_source(model: Any, dims: Mapping[str, int]) -> Source:
     inputs = [(v.name, v.type.dtype, v.type.shape) for v in interface.graph.inputs]
 
     def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
-        shapes = {v.name: _extents(v, texts, fixed) for v in interface.graph.inputs} if fixed else None
+        shapes = (
+            {v.name: _extents(v, texts, fixed) for v in interface.graph.inputs} if fixed else None
+        )
         known = {n: v for n, v in hints.items() if n not in fixed}
         return import_model(parsed, hints=known, shapes=shapes).graph
 
@@ -54,7 +56,9 @@ def _symbol(name: str, texts: Mapping[str, str], source: str) -> str:
     raise UsageError(f"{source} has no symbolic extent {name!r}; it has {known}.{hint}")
 
 
-def _extents(value: Value, texts: Mapping[str, str], fixed: Mapping[str, int]) -> list[int | str | None]:
+def _extents(
+    value: Value, texts: Mapping[str, str], fixed: Mapping[str, int]
+) -> list[int | str | None]:
     """Return an input's shape with the fixed extents static and the others as the file names them."""
     out: list[int | str | None] = []
     for axis, dim in enumerate(value.type.shape):

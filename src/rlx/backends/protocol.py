@@ -64,7 +64,9 @@ class CompiledGraph(Protocol):
         """(Re)plan memory for these upper bounds of the extents; code is untouched."""
         ...
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+    def run(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
+    ) -> None:
         """Run once.
 
         Args:

@@ -44,7 +44,9 @@ def get_backend(name: str) -> Backend:
     entry = _entry(name)
     if entry is None:
         known = ", ".join(backend_names())
-        raise UsageError(f"no backend {name!r} is installed; installed are {known}.{did_you_mean(name, _entries())}")
+        raise UsageError(
+            f"no backend {name!r} is installed; installed are {known}.{did_you_mean(name, _entries())}"
+        )
     try:
         return entry.load()
     except ImportError as error:

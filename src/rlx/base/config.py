@@ -51,10 +51,21 @@ class Knob(Generic[T]):
             return cast("T", type(self.default)(text))
         except (KeyError, ValueError) as error:
             kind = type(self.default).__name__
-            raise UsageError(f"environment variable {self.name}={text!r} is not a {kind}: {self.doc}") from error
+            raise UsageError(
+                f"environment variable {self.name}={text!r} is not a {kind}: {self.doc}"
+            ) from error
 
 
-_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_BOOLEANS = {
+    "1": True,
+    "true": True,
+    "yes": True,
+    "on": True,
+    "0": False,
+    "false": False,
+    "no": False,
+    "off": False,
+}
 _BOOLEANS[""] = False
 
 
@@ -78,14 +89,32 @@ def override(**values: object) -> Generator[None]:
 
 
 VERIFY = Knob("RLX_VERIFY", False, "Verify the graph after every pass.")
-CHECK = Knob("RLX_CHECK", False, "Check the memory plan independently and poison dead slots with NaN.")
+CHECK = Knob(
+    "RLX_CHECK", False, "Check the memory plan independently and poison dead slots with NaN."
+)
 DUMP = Knob("RLX_DUMP", "", "Folder that receives the IR and the assembly of every kernel.")
 PERF = Knob("RLX_PERF", False, "Write a perf map so that `perf` can name kernels.")
-CACHE = Knob("RLX_CACHE", "on", "`on`, `off`, or `content` (identify model files by content instead of by stamp).")
-CACHE_DIR = Knob("RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder.")
-CACHE_LIMIT = Knob("RLX_CACHE_LIMIT", 1 << 30, "Size in bytes above which the oldest cache entries are removed.")
-GOLDENS = Knob("RLX_GOLDENS", "", "Folder of recorded model outputs; empty: tests/goldens of a source checkout.")
-CPU_ISA = Knob("RLX_CPU_ISA", "", "Restrict the CPU backend to a level of instructions: `v3` (AVX2) or `v4` (AVX-512).")
+CACHE = Knob(
+    "RLX_CACHE",
+    "on",
+    "`on`, `off`, or `content` (identify model files by content instead of by stamp).",
+)
+CACHE_DIR = Knob(
+    "RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder."
+)
+CACHE_LIMIT = Knob(
+    "RLX_CACHE_LIMIT", 1 << 30, "Size in bytes above which the oldest cache entries are removed."
+)
+GOLDENS = Knob(
+    "RLX_GOLDENS",
+    "",
+    "Folder of recorded model outputs; empty: tests/goldens of a source checkout.",
+)
+CPU_ISA = Knob(
+    "RLX_CPU_ISA",
+    "",
+    "Restrict the CPU backend to a level of instructions: `v3` (AVX2) or `v4` (AVX-512).",
+)
 THREADS = Knob("RLX_THREADS", 0, "Default number of threads of a run; 0 means all available CPUs.")
 
 

@@ -129,7 +129,9 @@ class DimExpr:
 
     def _decide(self, other: Dim, answer: bool | None, relation: str) -> bool:
         if answer is None:
-            raise UndecidedError(f"cannot decide {self} {relation} {other} for all values of its symbols")
+            raise UndecidedError(
+                f"cannot decide {self} {relation} {other} for all values of its symbols"
+            )
         return answer
 
     def __lt__(self, other: Dim) -> bool:
@@ -277,7 +279,9 @@ def _mod(a: Dim, b: Dim) -> Dim:
     if isinstance(a, int) and isinstance(b, int):
         return a % b
     quotient = floordiv(a, b)
-    if isinstance(quotient, int) or not any(isinstance(t, _Func) for m, _ in quotient.terms for t in m):
+    if isinstance(quotient, int) or not any(
+        isinstance(t, _Func) for m, _ in quotient.terms for t in m
+    ):
         return a - quotient * b
     return _of_atom(_Func("mod", (a, b)))
 
@@ -311,7 +315,12 @@ def _extreme(op: str, args: Iterable[Dim]) -> Dim:
 def _as_func(value: Dim, op: str) -> _Func | None:
     if isinstance(value, DimExpr) and len(value.terms) == 1:
         monomial, coefficient = value.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], _Func) and monomial[0].op == op:
+        if (
+            coefficient == 1
+            and len(monomial) == 1
+            and isinstance(monomial[0], _Func)
+            and monomial[0].op == op
+        ):
             return monomial[0]
     return None
 

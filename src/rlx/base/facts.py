@@ -123,7 +123,9 @@ class Facts:
         for left, right in ((a, b), (b, a)):
             name = _single_symbol(left)
             if name is not None and name not in symbols_of(right):
-                self.equalities = {k: substitute(v, {name: right}) for k, v in self.equalities.items()}
+                self.equalities = {
+                    k: substitute(v, {name: right}) for k, v in self.equalities.items()
+                }
                 self.equalities[name] = right
                 return
 

@@ -56,12 +56,22 @@ def cast(x: Array, to: DType, *, saturate: bool = True) -> Array:
     if to in (DType.I4, DType.U4):
         low, high = (-8, 7) if to is DType.I4 else (0, 15)
         mask = np.bitwise_and(x.astype(np.int64), 15)
-        return np.where(mask > high, mask - 16, mask).astype(to.numpy) if low < 0 else mask.astype(to.numpy)
+        return (
+            np.where(mask > high, mask - 16, mask).astype(to.numpy)
+            if low < 0
+            else mask.astype(to.numpy)
+        )
     with np.errstate(all="ignore"):
         if source.is_narrow_float or source in (DType.I4, DType.U4):
             wide = x.astype(np.float32 if source.is_float else np.int8)
             return wide.astype(to.numpy)
-        if to in (DType.BF16, DType.F16) and source in (DType.I32, DType.I64, DType.U32, DType.U64, DType.F64):
+        if to in (DType.BF16, DType.F16) and source in (
+            DType.I32,
+            DType.I64,
+            DType.U32,
+            DType.U64,
+            DType.F64,
+        ):
             return _round_once(x, to)
         return x.astype(to.numpy)
 
@@ -119,7 +129,9 @@ def widen(x: Array) -> Array:
 def _refuse_zero(b: Array) -> None:
     zero = np.asarray(b == 0)
     if zero.any():
-        raise ExecutionError(f"integer division by zero at element {int(np.argmax(zero.reshape(-1)))} of the divisor")
+        raise ExecutionError(
+            f"integer division by zero at element {int(np.argmax(zero.reshape(-1)))} of the divisor"
+        )
 
 
 def int_div(a: Array, b: Array) -> Array:
@@ -155,7 +167,9 @@ def int_mod(a: Array, b: Array, *, truncate: bool) -> Array:
         remainder = np.asarray(a - _wrap_div(a, b) * b).astype(a.dtype)
         if truncate or a.dtype.kind == "u":
             return remainder
-        return np.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder).astype(a.dtype)
+        return np.where(
+            (remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder
+        ).astype(a.dtype)
 
 
 def float_mod(a: Array, b: Array, *, truncate: bool) -> Array:

@@ -73,7 +73,12 @@ class Store:
         if not self._is_usable(create=True):
             return
         path = self._path(kind, key)
-        header = _MAGIC + _key_hash(kind, key) + len(payload).to_bytes(8, "little") + hashlib.sha256(payload).digest()
+        header = (
+            _MAGIC
+            + _key_hash(kind, key)
+            + len(payload).to_bytes(8, "little")
+            + hashlib.sha256(payload).digest()
+        )
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp")
@@ -103,7 +108,9 @@ class Store:
                     continue
                 if not path.name.startswith(".tmp"):
                     kind = path.parent.parent.name
-                    found.append(Entry(kind, path.parent.name + path.name, stat.st_size, stat.st_mtime))
+                    found.append(
+                        Entry(kind, path.parent.name + path.name, stat.st_size, stat.st_mtime)
+                    )
         return sorted(found, key=lambda e: -e.used)
 
     def trim(self, limit: int | None = None) -> int:
@@ -131,7 +138,11 @@ class Store:
                 try:
                     self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 except OSError as error:
-                    _LOG.warning("the cache folder %s cannot be made (%s); nothing is cached", self.folder, error)
+                    _LOG.warning(
+                        "the cache folder %s cannot be made (%s); nothing is cached",
+                        self.folder,
+                        error,
+                    )
                     self._usable = False
                     return False
             if not self.folder.exists():
@@ -143,7 +154,8 @@ class Store:
         stat = self.folder.stat()
         if hasattr(os, "getuid") and (stat.st_uid != os.getuid() or stat.st_mode & 0o022):
             _LOG.warning(
-                "the cache folder %s is not used: it must belong to you and nobody else may write to it", self.folder
+                "the cache folder %s is not used: it must belong to you and nobody else may write to it",
+                self.folder,
             )
             return False
         return True

@@ -11,7 +11,14 @@ from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 
-__all__ = ["Shape", "TensorType", "broadcast_shapes", "normalize_axes", "normalize_axis", "require_equal"]
+__all__ = [
+    "Shape",
+    "TensorType",
+    "broadcast_shapes",
+    "normalize_axes",
+    "normalize_axis",
+    "require_equal",
+]
 
 Shape = tuple[Dim, ...]
 

@@ -26,11 +26,17 @@ _ENGINES = ("rlx", "onnxruntime", "openvino")
 def bench(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
     vs: Annotated[str, typer.Option(help="Engines to compare with: onnxruntime,openvino.")] = "",
-    inputs: Annotated[list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")] = None,
-    dim: Annotated[list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")] = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")
+    ] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads of every engine.")] = 1,
     processes: Annotated[int, typer.Option(help="Processes per engine, interleaved.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Time per process after a second of warm-up.")] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(help="Time per process after a second of warm-up.")
+    ] = 1.0,
     seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
 ) -> None:
     """Time a model: median and spread per engine, and the largest difference of its outputs to rlx's."""
@@ -50,14 +56,30 @@ def bench(  # noqa: PLR0913, PLR0917  (every parameter is an option of the comma
                     output = Path(folder) / f"{engine}.npz"
                     runs[engine].append(_measure(engine, model, job, output, threads, seconds))
         rows = [_row(e, runs[e], runs["rlx"], Path(folder)) for e in engines]
-    columns = ("engine", "version", "median ms", "p10 ms", "p90 ms", "rlx is faster by", "largest difference")
+    columns = (
+        "engine",
+        "version",
+        "median ms",
+        "p10 ms",
+        "p90 ms",
+        "rlx is faster by",
+        "largest difference",
+    )
     show_table(f"{model.name}, {threads} thread(s), {processes} processes each", columns, rows)
 
 
 def _measure(
     engine: str, model: Path, job: Path, output: Path, threads: int, seconds: float
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "rlx.cli.bench_worker", engine, str(model), str(job), str(output)]
+    command = [
+        sys.executable,
+        "-m",
+        "rlx.cli.bench_worker",
+        engine,
+        str(model),
+        str(job),
+        str(output),
+    ]
     command += [str(threads), str(seconds)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  (our own module)
     if done.returncode:
@@ -72,7 +94,11 @@ def _row(
     times = sorted(t for run in own for t in run["ms"])
     median = _quantile(times, 0.5)
     base = _quantile(sorted(t for run in ours for t in run["ms"]), 0.5)
-    difference = "-" if engine == "rlx" else f"{_difference(folder / 'rlx.npz', folder / f'{engine}.npz'):.3g}"
+    difference = (
+        "-"
+        if engine == "rlx"
+        else f"{_difference(folder / 'rlx.npz', folder / f'{engine}.npz'):.3g}"
+    )
     faster = "-" if engine == "rlx" else f"{median / base:.2f}x"
     return (
         engine,

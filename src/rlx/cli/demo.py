@@ -44,7 +44,9 @@ def demo() -> None:
         (f"{i + 1}. {text}", *(f"{similarity[i, j]:.2f}" for j in range(len(_SENTENCES))))
         for i, text in enumerate(_SENTENCES)
     ]
-    show_table("Cosine similarity", ("sentence", *(str(i + 1) for i in range(len(_SENTENCES)))), rows)
+    show_table(
+        "Cosine similarity", ("sentence", *(str(i + 1) for i in range(len(_SENTENCES)))), rows
+    )
     median = sorted(times)[len(times) // 2]
     console.print(
         f"load, compile and first batch {ready - started:.2f} s; "

@@ -19,7 +19,9 @@ __all__ = ["devices"]
 
 
 def devices(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Everything a bug report needs.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Everything a bug report needs.")
+    ] = False,
 ) -> None:
     """List the devices models can run on."""
     found = rlx.devices()
@@ -36,6 +38,8 @@ def devices(
         name = device.name.partition(":")[0]
         backend = get_backend(name)
         for target in backend.targets():
-            rows += [(f"{name} {key}", str(value)) for key, value in backend.describe(target).items()]
+            rows += [
+                (f"{name} {key}", str(value)) for key, value in backend.describe(target).items()
+            ]
     rows += [(knob, str(entry.get())) for knob, entry in config.KNOBS.items()]
     show_table("Details", ("what", "value"), rows)

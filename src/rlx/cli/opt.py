@@ -21,10 +21,16 @@ __all__ = ["opt"]
 
 def opt(
     file: Annotated[Path, typer.Argument(help="A .rir file, or - for standard input.")],
-    passes: Annotated[str, typer.Option("--passes", "-p", help="For example fold,cse,fuse-regions{rows=false}.")] = "",
+    passes: Annotated[
+        str, typer.Option("--passes", "-p", help="For example fold,cse,fuse-regions{rows=false}.")
+    ] = "",
     device: Annotated[str, typer.Option(help="Whose claims the passes see.")] = "cpu",
-    explain: Annotated[bool, typer.Option("--explain", help="Also print why candidates did not fuse.")] = False,
-    dump_after: Annotated[Path | None, typer.Option(help="Folder for the graph after every pass.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print why candidates did not fuse.")
+    ] = False,
+    dump_after: Annotated[
+        Path | None, typer.Option(help="Folder for the graph after every pass.")
+    ] = None,
 ) -> None:
     """Run passes on a graph in text form; without -p the default pipeline."""
     text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")

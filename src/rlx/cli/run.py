@@ -18,11 +18,17 @@ __all__ = ["run"]
 
 def run(
     model: Annotated[Path, typer.Argument(help="An ONNX file.")],
-    inputs: Annotated[list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz.")] = None,
+    inputs: Annotated[
+        list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write all outputs to this .npz.")
+    ] = None,
     device: Annotated[str, typer.Option(help="One of `rlx devices`.")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="CPU threads; all by default.")] = None,
-    dim: Annotated[list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")] = None,
+    dim: Annotated[
+        list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
 ) -> None:
     """Run a model once and print what comes out."""
@@ -35,10 +41,13 @@ def run(
         results = loaded.run(arrays)
         ran = time.perf_counter()
         rows = [
-            (name, str(a.dtype), "x".join(map(str, a.shape)) or "scalar", _summary(a)) for name, a in results.items()
+            (name, str(a.dtype), "x".join(map(str, a.shape)) or "scalar", _summary(a))
+            for name, a in results.items()
         ]
         show_table(f"{model.name} on {device}", ("output", "dtype", "shape", "values"), rows)
-        console.print(f"load, compile and first run {ready - started:.2f} s; run {1e3 * (ran - ready):.3f} ms")
+        console.print(
+            f"load, compile and first run {ready - started:.2f} s; run {1e3 * (ran - ready):.3f} ms"
+        )
     if output is not None:
         np.savez(output, allow_pickle=False, **results)
         console.print(f"wrote {output}")

@@ -47,4 +47,6 @@ class IndexMap:
 def broadcast_map(operand: Sequence[Dim], rank: int) -> IndexMap:
     """Return the map by which an operand broadcasts (NumPy rules) to a space of this rank."""
     lead = rank - len(operand)
-    return IndexMap(rank, tuple(AxisMap(None if d == 1 else lead + i) for i, d in enumerate(operand)))
+    return IndexMap(
+        rank, tuple(AxisMap(None if d == 1 else lead + i) for i, d in enumerate(operand))
+    )

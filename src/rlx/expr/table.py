@@ -143,11 +143,15 @@ def _reduce(function: Callable[..., Any]) -> Callable[[Array, tuple[int, ...]], 
 
 
 def _sum(x: Array, axes: tuple[int, ...]) -> Array:
-    return np.sum(x, axis=axes, keepdims=True, dtype=np.float64 if x.dtype.kind == "f" else x.dtype).astype(x.dtype)
+    return np.sum(
+        x, axis=axes, keepdims=True, dtype=np.float64 if x.dtype.kind == "f" else x.dtype
+    ).astype(x.dtype)
 
 
 def _prod(x: Array, axes: tuple[int, ...]) -> Array:
-    return np.prod(x, axis=axes, keepdims=True, dtype=np.float64 if x.dtype.kind == "f" else x.dtype).astype(x.dtype)
+    return np.prod(
+        x, axis=axes, keepdims=True, dtype=np.float64 if x.dtype.kind == "f" else x.dtype
+    ).astype(x.dtype)
 
 
 def limits(dtype: np.dtype[Any]) -> tuple[Any, Any]:
@@ -251,7 +255,9 @@ def _entries() -> list[ScalarOp]:
 def _fma(a: Array, b: Array, c: Array) -> Array:
     """One rounding for f32 (exact in f64 but for double rounding); for f64 two roundings are within the contract."""
     if a.dtype == np.float32:
-        return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+        return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(
+            np.float32
+        )
     return np.asarray(a * b + c)
 
 

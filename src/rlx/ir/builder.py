@@ -52,7 +52,9 @@ class Builder:
         self.before = before
         self.location = UNKNOWN
 
-    def emit(self, op: Op, *operands: Value | None, regions: tuple[Block, ...] = ()) -> tuple[Value, ...]:
+    def emit(
+        self, op: Op, *operands: Value | None, regions: tuple[Block, ...] = ()
+    ) -> tuple[Value, ...]:
         """Append a node and return its results.
 
         Raises:

@@ -53,7 +53,9 @@ def clone_graph(graph: Graph, env: Mapping[str, Dim] | None = None) -> Graph:
     copy = Graph(graph.name, output_names=list(graph.output_names), facts=facts)
     values: dict[Value, Value] = {}
     for name, param in graph.params.items():
-        values[param.value] = copy.add_param(name, param.data, _bound_type(param.value.type, env), param.identity)
+        values[param.value] = copy.add_param(
+            name, param.data, _bound_type(param.value.type, env), param.identity
+        )
         copy.params[name] = Param(values[param.value], param.data, param.identity)
     copy_block(graph.block, copy.block, values, env)
     copy.states = [State(s.name, values[s.value], s.init, values[s.next]) for s in graph.states]
@@ -64,7 +66,9 @@ def _bound_type(type_: TensorType, env: Mapping[str, Dim]) -> TensorType:
     return TensorType(type_.dtype, tuple(substitute(d, env) for d in type_.shape)) if env else type_
 
 
-def copy_block(source: Block, target: Block, values: dict[Value, Value], env: Mapping[str, Dim]) -> None:
+def copy_block(
+    source: Block, target: Block, values: dict[Value, Value], env: Mapping[str, Dim]
+) -> None:
     """Copy parameters, nodes and results of a block; `values` maps old to new and is extended."""
     for parameter in source.parameters:
         values[parameter] = target.add_parameter(_bound_type(parameter.type, env), parameter.name)

@@ -27,7 +27,12 @@ class Value:
     __slots__ = ("block", "index", "name", "producer", "type", "uses")
 
     def __init__(
-        self, type_: TensorType, producer: Node | None, index: int, name: str = "", block: Block | None = None
+        self,
+        type_: TensorType,
+        producer: Node | None,
+        index: int,
+        name: str = "",
+        block: Block | None = None,
     ) -> None:
         self.type = type_
         self.producer = producer
@@ -207,7 +212,9 @@ class Graph:
         """Append an input."""
         return self.block.add_parameter(type_, name)
 
-    def add_param(self, name: str, data: Array | None, type_: TensorType, identity: tuple[Any, ...] = ()) -> Value:
+    def add_param(
+        self, name: str, data: Array | None, type_: TensorType, identity: tuple[Any, ...] = ()
+    ) -> Value:
         """Add a weight with its default data and return its value."""
         value = Value(type_, None, len(self.params), name, self.block)
         self.params[name] = Param(value, data, identity)

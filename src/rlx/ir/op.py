@@ -63,7 +63,9 @@ def register_op(cls: type[Op], name: str) -> None:
     """Enter an operator class under its text name."""
     known = _REGISTRY.get(name)
     if known is not None and known is not cls and known.__module__ != cls.__module__:
-        raise ValueError(f"operator {name!r} is declared in {known.__module__} and in {cls.__module__}")
+        raise ValueError(
+            f"operator {name!r} is declared in {known.__module__} and in {cls.__module__}"
+        )
     cls.name = name
     _REGISTRY[name] = cls
 

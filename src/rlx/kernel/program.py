@@ -21,7 +21,18 @@ from rlx.base.numeric import Array
 if TYPE_CHECKING:
     from rlx.ir.graph import Node
 
-__all__ = ["Arg", "DimArg", "NodeInfo", "Program", "Slot", "SlotArg", "SlotKind", "Thunk", "ThunkKind", "Weight"]
+__all__ = [
+    "Arg",
+    "DimArg",
+    "NodeInfo",
+    "Program",
+    "Slot",
+    "SlotArg",
+    "SlotKind",
+    "Thunk",
+    "ThunkKind",
+    "Weight",
+]
 
 
 class SlotKind(Enum):
@@ -104,7 +115,9 @@ class ThunkKind(Enum):
 
     CALL = "call"  # run `kernel` over `chunks` chunks
     JUMP = "jump"  # continue at `target`
-    JUMP_UNLESS = "jump_unless"  # continue at `target` if the bool in the first slot argument is false
+    JUMP_UNLESS = (
+        "jump_unless"  # continue at `target` if the bool in the first slot argument is false
+    )
     JUMP_GE = "jump_ge"  # continue at `target` if the first extent argument >= the second
     SET_DIM = "set_dim"  # extent args[0] = immediate
     ADD_DIM = "add_dim"  # extent args[0] += immediate
@@ -145,7 +158,11 @@ class Thunk:
     def reads(self) -> Iterator[int]:
         """Iterate the slots this thunk reads."""
         for position, arg in enumerate(self.args):
-            if isinstance(arg, SlotArg) and not arg.writes and not (self.kind is ThunkKind.BIND and position == 0):
+            if (
+                isinstance(arg, SlotArg)
+                and not arg.writes
+                and not (self.kind is ThunkKind.BIND and position == 0)
+            ):
                 yield arg.slot
 
     def writes(self) -> Iterator[int]:

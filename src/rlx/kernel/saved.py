@@ -82,7 +82,9 @@ class DimReader:
             return data
         found = self._known.get(data)
         if found is None:
-            found = self._known[data] = parse_dim(data, lambda name: symbol(name, self._symbols[name]))
+            found = self._known[data] = parse_dim(
+                data, lambda name: symbol(name, self._symbols[name])
+            )
         return found
 
 
@@ -130,7 +132,9 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         KeyError, IndexError, TypeError, ValueError: the data is not of that form.
     """
     facts = Facts(
-        guards=[Guard(dims(a), relation, dims(b), reason) for a, relation, b, reason in data["guards"]],
+        guards=[
+            Guard(dims(a), relation, dims(b), reason) for a, relation, b, reason in data["guards"]
+        ],
         equalities={name: dims(d) for name, d in data["equalities"].items()},
     )
     nodes = [NodeInfo(*texts) for texts in data["nodes"]]

@@ -214,7 +214,11 @@ class _Walker:
             assert source is not None
             if not ctx.is_assigned(node.result):
                 ctx.assign(node.result, ctx.slot(source))
-        elif isinstance(op, Slice) and not ctx.is_assigned(node.result) and view_offset(node) is not None:
+        elif (
+            isinstance(op, Slice)
+            and not ctx.is_assigned(node.result)
+            and view_offset(node) is not None
+        ):
             self._view(node)
         elif isinstance(op, If):
             self._if(node)
@@ -267,7 +271,11 @@ class _Walker:
     def _scan(self, node: Node, op: Scan) -> None:
         ctx, (body,) = self.ctx, node.regions
         n, m = op.carried, op.scan_inputs
-        carried, scanned, captures = node.operands[:n], node.operands[n : n + m], node.operands[n + m :]
+        carried, scanned, captures = (
+            node.operands[:n],
+            node.operands[n : n + m],
+            node.operands[n + m :],
+        )
         counter = symbol(f"_iteration{self._loops}", lower=0)
         self._loops += 1
         state = [ctx.slot(r) for r in node.results[:n]]
@@ -318,7 +326,11 @@ def _alias_root(value: Value) -> Value:
 def _is_view(value: Value) -> bool:
     """Return whether the value would be a view of another slot rather than written by a kernel."""
     producer = value.producer
-    return producer is not None and isinstance(producer.op, Slice) and view_offset(producer) is not None
+    return (
+        producer is not None
+        and isinstance(producer.op, Slice)
+        and view_offset(producer) is not None
+    )
 
 
 def view_offset(node: Node) -> Dim | None:
@@ -336,7 +348,8 @@ def view_offset(node: Node) -> Dim | None:
     if op.steps[axis] != 1:
         return None
     whole = all(
-        op.sizes[i] == shape[i] and op.starts[i] == 0 and op.steps[i] == 1 for i in range(axis + 1, len(shape))
+        op.sizes[i] == shape[i] and op.starts[i] == 0 and op.steps[i] == 1
+        for i in range(axis + 1, len(shape))
     )
     if not whole:
         return None

@@ -6,6 +6,7 @@ Indices count from the end where negative; others out of range are an ExecutionE
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -329,7 +330,7 @@ class ScatterND(Op):
 
     def reference(self, x: Array, indices: Array, updates: Array) -> Array:  # noqa: D102
         if not indices.shape[-1] and indices.ndim > 1:  # the whole tensor, several times
-            count = int(np.prod(indices.shape[:-1]))
+            count = math.prod(indices.shape[:-1])
             stacked = cast("list[Array]", list(updates.reshape(count, *x.shape)))
             for update in stacked:
                 x = _scatter(x, (), update, self.reduction)

@@ -77,7 +77,11 @@ class DimTensor(Op):
 def constant(value: Any, dtype: DType | None = None) -> Value:
     """Return a constant tensor; Python floats default to f32, integers to i64."""
     array = np.asarray(value)
-    if dtype is None and not isinstance(value, np.ndarray | np.generic) and array.dtype == np.float64:
+    if (
+        dtype is None
+        and not isinstance(value, np.ndarray | np.generic)
+        and array.dtype == np.float64
+    ):
         dtype = DType.F32
     return emit_one(Constant(Literal(array.astype(dtype.numpy) if dtype else array)))
 

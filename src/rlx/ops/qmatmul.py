@@ -54,11 +54,21 @@ class QuantizedMatMul(Op):
     )
 
     def infer(  # noqa: D102
-        self, a: TensorType, a_scale: TensorType, a_zero: TensorType | None, w: TensorType, w_scale: TensorType
+        self,
+        a: TensorType,
+        a_scale: TensorType,
+        a_zero: TensorType | None,
+        w: TensorType,
+        w_scale: TensorType,
     ) -> TensorType:
         if a.dtype not in _BYTES or w.dtype is not DType.I8 or a.rank < 1 or w.rank != 2:
             raise TypeRuleError(f"needs i8 or u8 [..., K] and i8 [K, N], found {a} and {w}")
-        if a_scale.dtype is not DType.F32 or a_scale.rank or w_scale.dtype is not DType.F32 or w_scale.rank > 1:
+        if (
+            a_scale.dtype is not DType.F32
+            or a_scale.rank
+            or w_scale.dtype is not DType.F32
+            or w_scale.rank > 1
+        ):
             raise TypeRuleError(f"needs f32 scales [] and [N] or [], found {a_scale} and {w_scale}")
         if a_zero is not None and (a_zero.dtype is not a.dtype or a_zero.rank):
             raise TypeRuleError(f"needs a zero point {a.dtype}[], found {a_zero}")
@@ -75,12 +85,15 @@ class QuantizedMatMul(Op):
         total = np.matmul(shifted, w.astype(np.float64))
         return total.astype(a_scale.dtype) * (a_scale * w_scale)
 
-    def decompose(self, a: Value, a_scale: Value, a_zero: Value | None, w: Value, w_scale: Value) -> Value:
+    def decompose(
+        self, a: Value, a_scale: Value, a_zero: Value | None, w: Value, w_scale: Value
+    ) -> Value:
         """Return it as a product of dequantised operands in f32."""
         from rlx.ops.matmul import matmul
         from rlx.ops.quant import DequantizeLinear
 
         axis = 1 if w_scale.type.rank else None
         return matmul(
-            emit_one(DequantizeLinear(), a, a_scale, a_zero), emit_one(DequantizeLinear(axis=axis), w, w_scale, None)
+            emit_one(DequantizeLinear(), a, a_scale, a_zero),
+            emit_one(DequantizeLinear(axis=axis), w, w_scale, None),
         )

@@ -60,13 +60,17 @@ class Region(Op):
             if mapped is not None:
                 out.append(all(a.axis is None or a.axis < first for a in mapped.axes))
             else:
-                trailing = type_.shape[max(0, first - (rank - type_.rank)) :] if self.row_axes else ()
+                trailing = (
+                    type_.shape[max(0, first - (rank - type_.rank)) :] if self.row_axes else ()
+                )
                 out.append(self.row_axes > 0 and all(d == 1 for d in trailing))
         return out
 
     def infer(self, *types: TensorType) -> tuple[TensorType, ...]:  # noqa: D102
         if tuple(t.dtype for t in types) != self.body.inputs:
-            raise TypeRuleError(f"the body reads {self.body.inputs}, not {tuple(t.dtype for t in types)}")
+            raise TypeRuleError(
+                f"the body reads {self.body.inputs}, not {tuple(t.dtype for t in types)}"
+            )
         for index, type_ in enumerate(types):
             self._check(type_, self.map_of(index))
         uniform = self.body.uniform(self.uniform_inputs(types))
@@ -103,10 +107,14 @@ class Region(Op):
         types = tuple(TensorType(d, a.shape) for d, a in zip(self.body.inputs, arrays, strict=True))
         uniform = self.body.uniform(self.uniform_inputs(types))
         first = len(shape) - self.row_axes
-        results = evaluate_body(self.body, views or [np.empty(shape)], self.row_axes) if views else ()
+        results = (
+            evaluate_body(self.body, views or [np.empty(shape)], self.row_axes) if views else ()
+        )
         row = (*shape[:first], *([1] * self.row_axes))
         return tuple(
-            np.asarray(np.broadcast_to(value, row if self.row_axes and uniform[r] else shape), order="C")
+            np.asarray(
+                np.broadcast_to(value, row if self.row_axes and uniform[r] else shape), order="C"
+            )
             for value, r in zip(results, self.body.results, strict=True)
         )
 
@@ -166,7 +174,9 @@ class WithEpilogue(Op):
         base = cast("TensorType", _first(self.anchor.infer(*types[: self.anchor_operands])))
         extra = [t for t in types[self.anchor_operands :] if t is not None]
         if (base.dtype, *(t.dtype for t in extra)) != self.body.inputs:
-            raise TypeRuleError(f"the epilogue reads {self.body.inputs}, found {base.dtype} and {extra}")
+            raise TypeRuleError(
+                f"the epilogue reads {self.body.inputs}, found {base.dtype} and {extra}"
+            )
         return tuple(TensorType(self.body.dtype(r), base.shape) for r in self.body.results)
 
     def reference(self, *arrays: Array | None) -> tuple[Array, ...]:  # noqa: D102

@@ -103,7 +103,9 @@ def current_builder() -> Builder:
     """
     builder = _BUILDER.get()
     if builder is None:
-        raise TypeRuleError("no graph is being built here; use `with rlx.Graph(...)` or `building(builder)`")
+        raise TypeRuleError(
+            "no graph is being built here; use `with rlx.Graph(...)` or `building(builder)`"
+        )
     return builder
 
 
@@ -147,7 +149,9 @@ class ElementwiseOp(Op):
         return result
 
     def may_fail(self, *types: TensorType) -> bool:  # noqa: D102
-        return any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types))
+        return any(
+            i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in self._instrs(types)
+        )
 
     def _instrs(self, types: Sequence[TensorType]) -> Iterable[Any]:
         return self.body(*(t.dtype for t in types)).instrs
@@ -174,7 +178,9 @@ class ElementwiseDecl(Generic[Handle]):
         parameters = inspect.signature(function).parameters.values()
         self.arity = sum(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters)
         fields = [
-            (p.name, Any, dataclasses.field(default=p.default)) for p in parameters if p.kind is p.KEYWORD_ONLY
+            (p.name, Any, dataclasses.field(default=p.default))
+            for p in parameters
+            if p.kind is p.KEYWORD_ONLY
         ]
         title = "".join(part.title() for part in self.__name__.split("_"))
         namespace = {"__doc__": function.__doc__, "decl": self, "__module__": function.__module__}
@@ -200,7 +206,9 @@ class ElementwiseDecl(Generic[Handle]):
                 names = ", ".join(sorted(d.value for d in self.domain))
                 raise TypeRuleError(f"does not accept {dtype}; accepts {names}")
             if dtype is not agreeing[0]:
-                raise TypeRuleError(f"operands have different dtypes: {', '.join(map(str, dtypes))}; cast first")
+                raise TypeRuleError(
+                    f"operands have different dtypes: {', '.join(map(str, dtypes))}; cast first"
+                )
 
     def trace(self, dtypes: tuple[DType, ...], attributes: dict[str, Any]) -> Body:
         """Return the body for operand dtypes and attributes."""

@@ -116,7 +116,9 @@ def _leads_to_matmul(value: Value) -> bool:
             return True
         if not isinstance(node.op, mul.op | div.op):
             return False
-        source = node.operands[0] if scalar_constant(node.operands[1]) is not None else node.operands[1]
+        source = (
+            node.operands[0] if scalar_constant(node.operands[1]) is not None else node.operands[1]
+        )
         if source is None or source is value:
             return False
         value = source
@@ -165,14 +167,19 @@ def _emit(rewriter: Rewriter, match: _Match, scores: Node, product: Node, facts:
     assert k_t is not None
     assert v is not None
     if q.type.rank != 4 or k_t.type.rank != 4 or v.type.rank != 4:
-        raise _Reject(f"operands of rank {q.type.rank}, {k_t.type.rank} and {v.type.rank} instead of 4")
+        raise _Reject(
+            f"operands of rank {q.type.rank}, {k_t.type.rank} and {v.type.rank} instead of 4"
+        )
     if not q.type.dtype.is_float:
         raise _Reject(f"operands of {q.type.dtype}")
     batch, heads, length, depth = q.type.shape
     keys = k_t.type.shape[3]
     wanted = {"k": (batch, heads, depth, keys), "v": (batch, heads, keys, v.type.shape[3])}
     for name, value in (("k", k_t), ("v", v)):
-        if any(facts.equal(a, b) is not True for a, b in zip(value.type.shape, wanted[name], strict=True)):
+        if any(
+            facts.equal(a, b) is not True
+            for a, b in zip(value.type.shape, wanted[name], strict=True)
+        ):
             raise _Reject(f"{name} broadcasts over batch or heads")
     q_base, q_map, q_factor = _operand(q, facts, swap=False)
     k_base, k_map, k_factor = _operand(k_t, facts, swap=True)
@@ -239,7 +246,9 @@ def _unit_depth(mapped: IndexMap) -> bool:
     return last is not None and last.axis == 3 and last.step == 1
 
 
-def _replace(rewriter: Rewriter, op: Attention, operands: list[Value | None], product: Node) -> None:
+def _replace(
+    rewriter: Rewriter, op: Attention, operands: list[Value | None], product: Node
+) -> None:
     """Emit the node in place of the value matmul, absorbing a transpose to [batch, position, head, depth]."""
     users = product.result.users
     block = product.block
@@ -258,4 +267,3 @@ def _replace(rewriter: Rewriter, op: Attention, operands: list[Value | None], pr
     else:
         (result,) = rewriter.before(product).emit(op, *operands)
         rewriter.replace_node(product, [result])
-

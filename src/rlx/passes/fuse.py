@@ -26,8 +26,37 @@ from rlx.passes.manager import PassContext
 __all__ = ["FormRegions", "FuseEpilogues", "FuseRegions"]
 
 _CHEAP = frozenset(
-    {"const", "cast", "neg", "abs", "add", "sub", "mul", "max", "min", "select", "and", "or", "not", "xor"}
-    | {"eq", "ne", "lt", "le", "gt", "ge", "fma", "floor", "ceil", "round", "trunc", "isnan", "isinf"}
+    {
+        "const",
+        "cast",
+        "neg",
+        "abs",
+        "add",
+        "sub",
+        "mul",
+        "max",
+        "min",
+        "select",
+        "and",
+        "or",
+        "not",
+        "xor",
+    }
+    | {
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+        "fma",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "isnan",
+        "isinf",
+    }
 )
 _MAX_OPERANDS = 16
 _MAX_INSTRS = 24
@@ -145,7 +174,10 @@ class _Merger:
                 reason = plan
             else:
                 return self._replace(consumer, producer, plan)
-        self.ctx.note(self.name_of(consumer), f"{producer.location} not merged into {consumer.location}: {reason}")
+        self.ctx.note(
+            self.name_of(consumer),
+            f"{producer.location} not merged into {consumer.location}: {reason}",
+        )
         return None
 
     @staticmethod
@@ -183,7 +215,11 @@ class _Merger:
     def _kept(self, consumer: Node, producer: Node) -> list[int]:
         """Indices of producer results that somebody else still needs."""
         assert isinstance(producer.op, Region)
-        if _only_moves(producer.op.body) and not producer.op.row_axes and len(producer.results) == 1:
+        if (
+            _only_moves(producer.op.body)
+            and not producer.op.row_axes
+            and len(producer.results) == 1
+        ):
             return []
         return [
             i
@@ -243,9 +279,16 @@ def _merge(consumer: Node, operand: Value, facts: Facts, kept: list[int]) -> _Me
     if isinstance(frame, str):
         return frame
     shape, row_axes = frame
-    if kept and not (_same_shape(first.shape, shape, facts) and (not first.row_axes or first.row_axes == row_axes)):
+    if kept and not (
+        _same_shape(first.shape, shape, facts)
+        and (not first.row_axes or first.row_axes == row_axes)
+    ):
         return "its value is also read elsewhere and has another iteration space"
-    if kept and any(second.map_of(p) is not None for p, v in enumerate(consumer.operands) if v in producer.results):
+    if kept and any(
+        second.map_of(p) is not None
+        for p, v in enumerate(consumer.operands)
+        if v in producer.results
+    ):
         return "its value is also read elsewhere, in another order"
     readers = [p for p, value in enumerate(consumer.operands) if value in producer.results]
     if any(second.map_of(p) != second.map_of(readers[0]) for p in readers):
@@ -334,7 +377,8 @@ def _lifted(
     if mapped is None or _same_shape(old, new, facts):
         return mapped
     axes = tuple(
-        AxisMap(None, a.start) if a.axis is not None and old[a.axis] == 1 else a for a in mapped.axes
+        AxisMap(None, a.start) if a.axis is not None and old[a.axis] == 1 else a
+        for a in mapped.axes
     )
     return _simplified(IndexMap(len(new), axes), value.type.shape)
 
@@ -394,7 +438,12 @@ class _Sources:
 
 
 def _joined_body(
-    first: Region, second: Region, consumer: Node, producer: Node, sources: _Sources, kept: Sequence[int]
+    first: Region,
+    second: Region,
+    consumer: Node,
+    producer: Node,
+    sources: _Sources,
+    kept: Sequence[int],
 ) -> Body:
     builder = BodyBuilder([v.type.dtype for v in sources.values])
     inner = builder.inline(
@@ -441,7 +490,11 @@ def _attach(rewriter: Rewriter, node: Node, facts: Facts, ctx: PassContext) -> s
     for index, operand in enumerate(node.operands):
         assert operand is not None
         anchor = operand.producer
-        if anchor is None or anchor.block is not node.block or anchor.op.name not in ctx.claims.epilogue_anchors:
+        if (
+            anchor is None
+            or anchor.block is not node.block
+            or anchor.op.name not in ctx.claims.epilogue_anchors
+        ):
             continue
         reason = _epilogue_refusal(region, node, index, anchor, facts)
         if not reason:
@@ -474,12 +527,16 @@ def _row_or_full(shape: Shape, space: Shape, facts: Facts) -> bool:
     """True for the whole space, one value per last-axis element, one per row, or a single value."""
     if all(d == 1 for d in shape):
         return True
-    if len(shape) == len(space) and all(facts.equal(a, b) is True for a, b in zip(shape[:-1], space[:-1], strict=True)):
+    if len(shape) == len(space) and all(
+        facts.equal(a, b) is True for a, b in zip(shape[:-1], space[:-1], strict=True)
+    ):
         return True
     return all(d == 1 for d in shape[:-1]) and facts.equal(shape[-1], space[-1]) is True
 
 
-def _emit_epilogue(rewriter: Rewriter, node: Node, region: Region, index: int, anchor: Node) -> None:
+def _emit_epilogue(
+    rewriter: Rewriter, node: Node, region: Region, index: int, anchor: Node
+) -> None:
     value = node.operands[index]
     extras = [o for o in node.operands if o is not value and o is not None]
     builder = BodyBuilder([region.body.inputs[index], *(e.type.dtype for e in extras)])
@@ -489,7 +546,9 @@ def _emit_epilogue(rewriter: Rewriter, node: Node, region: Region, index: int, a
     ]
     body = builder.finish(*builder.inline(region.body, args))
     op = WithEpilogue(anchor.op, len(anchor.operands), body)
-    fused = rewriter.before(node).emit_typed(op, [*anchor.operands, *extras], [r.type for r in node.results])
+    fused = rewriter.before(node).emit_typed(
+        op, [*anchor.operands, *extras], [r.type for r in node.results]
+    )
     fused.location = anchor.location
     rewriter.replace_node(node, fused.results)
     rewriter.erase(anchor)

@@ -107,7 +107,9 @@ def _sink(rewriter: Rewriter, node: Node, leaves: set[Value]) -> None:
     builder = rewriter.before(node)
     sources: list[Value | None] = []
     for operand in node.operands:
-        source = _before_transpose(builder, operand, perm, back, leaves, isinstance(node.op, ElementwiseOp))
+        source = _before_transpose(
+            builder, operand, perm, back, leaves, isinstance(node.op, ElementwiseOp)
+        )
         if source is _COSTS:
             return
         sources.append(source)
@@ -168,7 +170,9 @@ def _before_transpose(
         return _COSTS
     full = operand
     if operand.type.rank < len(perm):
-        full = builder.emit_one(Reshape((*([1] * (len(perm) - operand.type.rank)), *operand.type.shape)), operand)
+        full = builder.emit_one(
+            Reshape((*([1] * (len(perm) - operand.type.rank)), *operand.type.shape)), operand
+        )
     if ones:
         return builder.emit_one(Reshape(_permuted(full.type.shape, back)), full)
     return builder.emit_one(Transpose(back), full)

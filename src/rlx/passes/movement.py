@@ -112,7 +112,16 @@ def _slice(op: Slice, axes: list[list[_Atom]], node: Node) -> list[list[_Atom]] 
             out.append(atoms)
         elif len(atoms) == 1:
             (atom,) = atoms
-            out.append([replace(atom, extent=size, start=atom.start + start * atom.step, step=atom.step * step)])
+            out.append(
+                [
+                    replace(
+                        atom,
+                        extent=size,
+                        start=atom.start + start * atom.step,
+                        step=atom.step * step,
+                    )
+                ]
+            )
         else:
             return None
     return out

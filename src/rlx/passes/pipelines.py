@@ -30,7 +30,10 @@ _CLEAN = (
 )
 
 _RECOGNISE = (
-    Entry(RecognizeQuantizedMatMul(), "needs the integer weights, before they are dequantised once and for all"),
+    Entry(
+        RecognizeQuantizedMatMul(),
+        "needs the integer weights, before they are dequantised once and for all",
+    ),
     Entry(
         RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"
     ),

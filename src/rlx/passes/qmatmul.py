@@ -65,7 +65,9 @@ def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
         return f"operands are {a.type} and {w.type}"
     fixed = all(v is None or _is_fixed(v, weights) for v in (a_scale, a_zero, w_scale))
     if a_scale.type.elements != 1 or not fixed:
-        return "the scale or zero point of an operand is computed at run time, or a has more than one"
+        return (
+            "the scale or zero point of an operand is computed at run time, or a has more than one"
+        )
     if not _per_column(right, w_scale) or not _is_zero(w_zero):
         return "the weight's scales are not per column, or its zero points are not all 0"
     builder = rewriter.before(node)
@@ -82,7 +84,9 @@ def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
 
 
 def _is_fixed(value: Value, weights: set[Value]) -> bool:
-    return value in weights or (value.producer is not None and isinstance(value.producer.op, Constant))
+    return value in weights or (
+        value.producer is not None and isinstance(value.producer.op, Constant)
+    )
 
 
 def _per_column(node: Node, scale: Value) -> bool:

@@ -57,9 +57,13 @@ class Program:
             UsageError: a param has no data.
         """
         missing = [n for n in self.param_program.graph.params if n not in params]
-        missing += [n for n in self.graph.params if n not in params and n not in self.param_program.results]
+        missing += [
+            n for n in self.graph.params if n not in params and n not in self.param_program.results
+        ]
         if missing:
-            raise UsageError(f"params without data: {', '.join(missing)}; set them before the first run")
+            raise UsageError(
+                f"params without data: {', '.join(missing)}; set them before the first run"
+            )
         own = {n: params[n] for n in self.param_program.graph.params}
         derived = evaluate(self.param_program.graph, own)
         for name in self.graph.params:
@@ -68,7 +72,9 @@ class Program:
             self.compiled.set_weight(name, np.ascontiguousarray(data))
 
 
-def compile_graph(graph: Graph, backend: Backend, target: Target, options: CompileOptions) -> Program:
+def compile_graph(
+    graph: Graph, backend: Backend, target: Target, options: CompileOptions
+) -> Program:
     """Optimise a graph for a target and compile it. The graph is consumed.
 
     Raises:

@@ -108,7 +108,9 @@ class Executable:
         outputs: what `run` gives, in order.
     """
 
-    def __init__(self, source: Source, backend: Backend, target: Target, options: CompileOptions) -> None:
+    def __init__(
+        self, source: Source, backend: Backend, target: Target, options: CompileOptions
+    ) -> None:
         self._source = source
         self._backend = backend
         self._target = target
@@ -157,7 +159,9 @@ class Executable:
             UsageError: nothing is compiled yet.
         """
         if not self._variants:
-            raise UsageError(f"{self._source.name} is compiled on the first call; use `warmup` to force it")
+            raise UsageError(
+                f"{self._source.name} is compiled on the first call; use `warmup` to force it"
+            )
         return self._variants[0].program
 
     def memory(self) -> MemoryReport:
@@ -191,7 +195,9 @@ class Executable:
             UsageError: as `run`, or an input is given twice.
         """
         if len(args) > len(self._names):
-            raise UsageError(f"{self._source.name} takes {len(self._names)} inputs, not {len(args)}")
+            raise UsageError(
+                f"{self._source.name} takes {len(self._names)} inputs, not {len(args)}"
+            )
         given = dict(zip(self._names, args, strict=False))
         twice = [n for n in kwargs if n in given]
         if twice:
@@ -210,7 +216,9 @@ class Executable:
                 try:
                     extents = tuple(evaluate(d, env) for d in shape)
                 except KeyError as error:
-                    raise UsageError(f"warmup needs the shape of input {name!r}: {_shown(shape)}") from error
+                    raise UsageError(
+                        f"warmup needs the shape of input {name!r}: {_shown(shape)}"
+                    ) from error
             arrays.append(np.zeros(extents, dtype.numpy))
         self._run(arrays)
         return self
@@ -228,7 +236,9 @@ class Executable:
         for name in inputs:
             if name not in self._names:
                 listed = "; ".join(map(str, self.inputs))
-                return UsageError(f"unknown input {name!r}.{did_you_mean(name, self._names)} The inputs are {listed}")
+                return UsageError(
+                    f"unknown input {name!r}.{did_you_mean(name, self._names)} The inputs are {listed}"
+                )
         missing = [str(s) for s in self.inputs if s.name not in inputs]
         return UsageError(f"missing inputs: {'; '.join(missing)}")
 
@@ -264,19 +274,25 @@ class Executable:
             if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
                 array = self._from_python(spec, array)
         if array.dtype != dtype:
-            raise UsageError(f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})")
+            raise UsageError(
+                f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})"
+            )
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def _from_python(self, spec: TensorSpec, array: Array) -> Array:
         """Plain Python numbers and lists take the declared dtype if that loses nothing."""
         wanted = spec.dtype.numpy
         if array.dtype == object or array.dtype.kind not in "biuf":
-            raise UsageError(f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}")
+            raise UsageError(
+                f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}"
+            )
         if np.can_cast(array.dtype, wanted, "same_kind") and (
             array.dtype.kind == "f" or np.array_equal(array.astype(wanted), array)
         ):
             return array.astype(wanted)
-        raise UsageError(f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold")
+        raise UsageError(
+            f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold"
+        )
 
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
@@ -284,7 +300,10 @@ class Executable:
         env = self._environment(key)
         variant = self._variant(env)
         graph = variant.program.graph
-        outputs = [(tuple(_extent(d, env) for d in v.type.shape), v.type.dtype.numpy) for v in graph.outputs]
+        outputs = [
+            (tuple(_extent(d, env) for d in v.type.shape), v.type.dtype.numpy)
+            for v in graph.outputs
+        ]
         binding = _Binding(variant, env, outputs)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
@@ -295,13 +314,19 @@ class Executable:
         env: dict[str, int] = {}
         origin: dict[str, str] = {}
         later: list[tuple[TensorSpec, Dim, int]] = []
-        for spec, (_, _, declared), shape in zip(self.inputs, self._source.inputs, key, strict=True):
+        for spec, (_, _, declared), shape in zip(
+            self.inputs, self._source.inputs, key, strict=True
+        ):
             if len(declared) != len(shape):
-                raise UsageError(f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}")
+                raise UsageError(
+                    f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}"
+                )
             for dim, extent in zip(declared, shape, strict=True):
                 if isinstance(dim, int):
                     if dim != extent:
-                        raise UsageError(f"input {spec} got shape {list(shape)}; extent {dim} is fixed")
+                        raise UsageError(
+                            f"input {spec} got shape {list(shape)}; extent {dim} is fixed"
+                        )
                 elif str(dim) in symbols_of(dim):
                     name = str(dim)
                     if env.setdefault(name, extent) != extent:
@@ -313,7 +338,9 @@ class Executable:
                     later.append((spec, dim, extent))
         for spec, dim, extent in later:
             if evaluate(dim, env) != extent:
-                raise UsageError(f"input {spec} got extent {extent} where {dim} is {evaluate(dim, env)}")
+                raise UsageError(
+                    f"input {spec} got extent {extent} where {dim} is {evaluate(dim, env)}"
+                )
         return env
 
     def _variant(self, env: dict[str, int]) -> _Variant:
@@ -333,18 +360,28 @@ class Executable:
         return self._compile(env, fixed, is_call=True)
 
     def _grow(self, variant: _Variant, env: Mapping[str, int]) -> None:
-        grown = {n: max(env[n], 2 * variant.uppers[n]) for n in variant.uppers if env[n] > variant.uppers[n]}
+        grown = {
+            n: max(env[n], 2 * variant.uppers[n])
+            for n in variant.uppers
+            if env[n] > variant.uppers[n]
+        }
         if grown:
             variant.uppers.update(grown)
             variant.program.graph.facts.uppers.update(grown)
             variant.program.compiled.plan(variant.uppers)
 
-    def _compile(self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False) -> _Variant:
+    def _compile(
+        self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
+    ) -> _Variant:
         graph = self._source.build(env, fixed)
         broken = [g for g in graph.facts.guards if is_call and not g.holds(dict(env))]
         if broken:  # a graph built by hand keeps the assumptions it was built under
-            raise UsageError(f"{self._source.name} was built assuming {broken[0]}, which {dict(env)} does not meet")
-        uppers = {n: max(v, self._source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
+            raise UsageError(
+                f"{self._source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
+            )
+        uppers = {
+            n: max(v, self._source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed
+        }
         graph.facts.uppers = dict(uppers)
         if not self._params:
             self._params = {n: p.data for n, p in graph.params.items() if p.data is not None}
@@ -357,12 +394,21 @@ class Executable:
         self._bindings.clear()
         if len(self._variants) > 1:
             guards = "; ".join(map(str, graph.facts.guards)) or f"extents {fixed}"
-            _LOG.info("%s: compiled variant %d for %s (%s)", self._source.name, len(self._variants), dict(env), guards)
+            _LOG.info(
+                "%s: compiled variant %d for %s (%s)",
+                self._source.name,
+                len(self._variants),
+                dict(env),
+                guards,
+            )
         if self._outputs is None:
             self._output_names = names
             values = zip(names, graph.outputs, strict=True)
             self._outputs = [TensorSpec(n, v.type.dtype, _shown(v.type.shape)) for n, v in values]
-            fields = [n if n.isidentifier() and not n.startswith("_") else f"output{i}" for i, n in enumerate(names)]
+            fields = [
+                n if n.isidentifier() and not n.startswith("_") else f"output{i}"
+                for i, n in enumerate(names)
+            ]
             make: Any = namedtuple  # noqa: PYI024  (the fields are data)
             self._result_type = make("Outputs", fields, rename=True)
         return variant
@@ -397,5 +443,7 @@ def _shown(shape: Sequence[Dim]) -> tuple[int | str, ...]:
 def _extent(dim: Dim, env: Mapping[str, int]) -> int:
     value = evaluate(dim, env) if isinstance(dim, DimExpr) else dim
     if value < 0:
-        raise UsageError(f"an output extent {dim} would be {value} for {dict(env)}: the inputs are too small")
+        raise UsageError(
+            f"an output extent {dim} would be {value} for {dict(env)}: the inputs are too small"
+        )
     return value

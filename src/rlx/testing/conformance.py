@@ -151,11 +151,17 @@ def _rows(cls: type[Op], index: int, sample: Sample) -> Iterator[_Row]:
 def _domain(op: Op, sample: Sample) -> list[DType]:
     """Return the dtypes that the operator's type rule accepts for this sample."""
     free = any(o is not None and o.dtype is None for o in sample.operands)
-    return [d for d in (_DTYPES if free else (DType.F32,)) if _inferred(op, _types(sample, d)) is not None]
+    return [
+        d
+        for d in (_DTYPES if free else (DType.F32,))
+        if _inferred(op, _types(sample, d)) is not None
+    ]
 
 
 def _types(sample: Sample, dtype: DType) -> list[TensorType | None]:
-    return [None if o is None else TensorType(_dtype_of(o, dtype), o.shape) for o in sample.operands]
+    return [
+        None if o is None else TensorType(_dtype_of(o, dtype), o.shape) for o in sample.operands
+    ]
 
 
 def _dtype_of(operand: Operand, dtype: DType) -> DType:
@@ -207,7 +213,9 @@ class _Symbolic:
 
 def _symbolic(op: Op, types: Sequence[TensorType | None]) -> list[_Symbolic]:
     """Return the ways in which extents of the operands may be symbols: each one alone, and all that may together."""
-    extents = sorted({d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 1})
+    extents = sorted(
+        {d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 1}
+    )
     found: list[_Symbolic] = []
     allowed: list[int] = []
     for extent in extents:
@@ -222,9 +230,13 @@ def _symbolic(op: Op, types: Sequence[TensorType | None]) -> list[_Symbolic]:
     return found
 
 
-def _with_symbols(op: Op, types: Sequence[TensorType | None], extents: tuple[int, ...]) -> _Symbolic | None:
+def _with_symbols(
+    op: Op, types: Sequence[TensorType | None], extents: tuple[int, ...]
+) -> _Symbolic | None:
     names: dict[int, Dim] = {e: symbol(f"N{e}") for e in extents}
-    symbolic = [None if t is None else t.with_shape([_replaced(d, names) for d in t.shape]) for t in types]
+    symbolic = [
+        None if t is None else t.with_shape([_replaced(d, names) for d in t.shape]) for t in types
+    ]
     for candidate in (_with_dims(op, names), op):
         if _inferred(candidate, symbolic) is None:
             continue
@@ -261,7 +273,9 @@ def _with_dims(op: Op, names: Mapping[int, Dim]) -> Op:
     return dataclasses.replace(op, **changed) if changed else op
 
 
-def _large_extents(op: Op, types: Sequence[TensorType | None], extents: tuple[int, ...]) -> dict[str, int]:
+def _large_extents(
+    op: Op, types: Sequence[TensorType | None], extents: tuple[int, ...]
+) -> dict[str, int]:
     """Return extents that are multiples of the sample's plus 1, as large as `_LARGE` allows."""
     for factor in (256, 64, 32, 16, 8, 4):
         env = {f"N{e}": e * factor + 1 for e in extents}
@@ -285,11 +299,19 @@ def _value(dim: Dim, env: Mapping[str, int]) -> Dim:
 
 def _emptied(op: Op, types: Sequence[TensorType | None]) -> _Symbolic | None:
     """Return the operator with one extent of zero, the first that its type rule accepts."""
-    extents = sorted({d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 1})
+    extents = sorted(
+        {d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 1}
+    )
     for extent in extents:
         names: dict[int, Dim] = {extent: symbol("Z", lower=0)}
-        shapes = [None if t is None else t.with_shape([_replaced(d, names) for d in t.shape]) for t in types]
-        bound = [None if t is None else t.with_shape([_value(d, {"Z": 0}) for d in t.shape]) for t in shapes]
+        shapes = [
+            None if t is None else t.with_shape([_replaced(d, names) for d in t.shape])
+            for t in types
+        ]
+        bound = [
+            None if t is None else t.with_shape([_value(d, {"Z": 0}) for d in t.shape])
+            for t in shapes
+        ]
         changed = bind_dims(_with_dims(op, names), {"Z": 0})
         if _inferred(changed, bound) is not None:
             return _Symbolic(changed, tuple(bound), ({},))
@@ -331,7 +353,9 @@ class _Runner:
             self._executable(graph, 1).run(self._named(self._arrays(self.types, {})))
         except RlxError as error:
             if self.sample.error not in str(error):
-                self.outcome.problems.append(f"raised {error!r}, which does not say {self.sample.error!r}")
+                self.outcome.problems.append(
+                    f"raised {error!r}, which does not say {self.sample.error!r}"
+                )
         else:
             self.outcome.problems.append(f"did not raise an error that says {self.sample.error!r}")
 
@@ -350,10 +374,17 @@ class _Runner:
             allowed = self._allowed(bind_dims(chosen.op, dict(env)), arrays, want)
             got = [self._results(run, inputs, want, env) for run in runs]
             for name, array in want.items():
-                self._judge(f"{name} at {env}" if env else name, [g[name] for g in got], array, allowed[name])
+                self._judge(
+                    f"{name} at {env}" if env else name,
+                    [g[name] for g in got],
+                    array,
+                    allowed[name],
+                )
         for run in runs:
             if run.variants > 1:
-                self.outcome.problems.append(f"compiled {run.variants} times for extents {chosen.envs}")
+                self.outcome.problems.append(
+                    f"compiled {run.variants} times for extents {chosen.envs}"
+                )
             hosted = [name for name, how, _ in run.program.compiled.dispatch if how == "host"]
             self.outcome.hosted = tuple(sorted({*self.outcome.hosted, *hosted}))
             run.close()
@@ -380,7 +411,9 @@ class _Runner:
         if any(g.tobytes() != got[0].tobytes() for g in got[1:]):
             self.outcome.problems.append(f"{what}: 1 and 2 threads differ")
 
-    def _allowed(self, op: Op, arrays: Sequence[Array | None], want: Mapping[str, Array]) -> dict[str, Any]:
+    def _allowed(
+        self, op: Op, arrays: Sequence[Array | None], want: Mapping[str, Array]
+    ) -> dict[str, Any]:
         results = run_op(op, arrays, exact=True)
         errors = allowed_error(op, arrays, results)
         return dict(zip(want, errors, strict=True))
@@ -392,7 +425,9 @@ class _Runner:
             raise DeviceError(f"backend {self.case.backend!r} finds no device on this machine")
         return Executable(graph_source(graph), backend, targets[0], CompileOptions(threads=threads))
 
-    def _arrays(self, types: Sequence[TensorType | None], env: Mapping[str, int]) -> list[Array | None]:
+    def _arrays(
+        self, types: Sequence[TensorType | None], env: Mapping[str, int]
+    ) -> list[Array | None]:
         arrays: list[Array | None] = []
         for position, (operand, type_) in enumerate(zip(self.sample.operands, types, strict=True)):
             if operand is None or type_ is None:
@@ -400,16 +435,22 @@ class _Runner:
                 continue
             shape = tuple(int(_value(d, env)) for d in type_.shape)
             seed = seed_of(self.case.op, self.case.sample, position, shape)
-            arrays.append(make_array(operand, type_.dtype, shape, seed, self._limit(operand, types, env)))
+            arrays.append(
+                make_array(operand, type_.dtype, shape, seed, self._limit(operand, types, env))
+            )
         return arrays
 
-    def _limit(self, operand: Operand, types: Sequence[TensorType | None], env: Mapping[str, int]) -> int:
+    def _limit(
+        self, operand: Operand, types: Sequence[TensorType | None], env: Mapping[str, int]
+    ) -> int:
         """Return the bound of indices that fits the extents they may index."""
         if operand.fill != "index":
             return 0
         values = [env[f"N{operand.limit}"]] if f"N{operand.limit}" in env else []
         if self.case.variant == "empty":
-            sizes = [d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 0]
+            sizes = [
+                d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 0
+            ]
             values.append(min([operand.limit, *sizes]))
         return max(1, min([operand.limit, *values]))
 
@@ -418,7 +459,11 @@ class _Runner:
         return {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
 
     def _results(
-        self, run: Executable, inputs: dict[str, Array], want: Mapping[str, Array], env: Mapping[str, int]
+        self,
+        run: Executable,
+        inputs: dict[str, Array],
+        want: Mapping[str, Array],
+        env: Mapping[str, int],
     ) -> dict[str, Array]:
         results = run.run(inputs)
         if self.case.variant != "guarded":
@@ -467,7 +512,9 @@ def _produced(graph: Graph, build: Builder, value: Value) -> Value:
     if dtype not in NUMERIC:
         return value
     name = f"lowest_{dtype}"
-    low = next((v for v in graph.inputs if v.name == name), None) or graph.add_input(name, TensorType(dtype, ()))
+    low = next((v for v in graph.inputs if v.name == name), None) or graph.add_input(
+        name, TensorType(dtype, ())
+    )
     return build.emit_one(registered_ops()["maximum"](), value, low)
 
 

@@ -53,7 +53,11 @@ def samples_of(cls: type[Op]) -> tuple[Sample, ...]:
 
     found = [each("normal", (3, 17)), each("special", (3, 17)), each("normal", (2, 0, 3))]
     if arity > 1:
-        found += [each("normal", (3, 17), (17,)), each("normal", (3, 1), (1, 17), ()), each("special", (), (9,))]
+        found += [
+            each("normal", (3, 17), (17,)),
+            each("normal", (3, 1), (1, 17), ()),
+            each("special", (), (9,)),
+        ]
     return tuple(found)
 
 
@@ -62,7 +66,9 @@ def seed_of(*parts: object) -> int:
     return zlib.crc32(repr(parts).encode())
 
 
-def make_array(operand: Operand, dtype: DType, shape: tuple[int, ...], seed: int, limit: int = 0) -> Array:
+def make_array(
+    operand: Operand, dtype: DType, shape: tuple[int, ...], seed: int, limit: int = 0
+) -> Array:
     """Return data for an operand.
 
     Args:
@@ -111,8 +117,14 @@ def _integers(fill: str, dtype: DType, shape: tuple[int, ...], rng: np.random.Ge
     low, high = _range(dtype)
     count = int(np.prod(shape))
     if fill == "special":
-        edges = [v for v in (low, low + 1, high, high - 1, 0, 1, -1, 2, 7, 8, 31, 32, 63, 64) if low <= v <= high]
-        values = rng.permutation(np.resize(np.array(edges, object), max(count, len(edges))))[:count].reshape(shape)
+        edges = [
+            v
+            for v in (low, low + 1, high, high - 1, 0, 1, -1, 2, 7, 8, 31, 32, 63, 64)
+            if low <= v <= high
+        ]
+        values = rng.permutation(np.resize(np.array(edges, object), max(count, len(edges))))[
+            :count
+        ].reshape(shape)
     elif fill == "unit":
         values = rng.integers(max(low, -1), 2, shape)
     elif fill == "positive":

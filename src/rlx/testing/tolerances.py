@@ -52,13 +52,26 @@ _ROUNDED_STEPS = frozenset({"add", "sub", "mul", "div", "sqrt", "mod"})
 
 def roundoff(dtype: DType) -> float:
     """Return the unit roundoff: half the distance from 1 to the next number."""
-    bits = {DType.F16: 11, DType.BF16: 8, DType.F32: 24, DType.F64: 53, DType.F8E4M3: 4, DType.F8E5M2: 3}
+    bits = {
+        DType.F16: 11,
+        DType.BF16: 8,
+        DType.F32: 24,
+        DType.F64: 53,
+        DType.F8E4M3: 4,
+        DType.F8E5M2: 3,
+    }
     return 2.0 ** -bits.get(dtype, 53)
 
 
 def ulp(y: Array, dtype: DType) -> _F64:
     """Return the distance of neighbouring numbers of a dtype at y."""
-    smallest = {DType.F16: -14, DType.BF16: -126, DType.F32: -126, DType.F64: -1022, DType.F8E4M3: -6}.get(dtype, -14)
+    smallest = {
+        DType.F16: -14,
+        DType.BF16: -126,
+        DType.F32: -126,
+        DType.F64: -1022,
+        DType.F8E4M3: -6,
+    }.get(dtype, -14)
     with np.errstate(all="ignore"):
         exponent = np.frexp(np.where(np.isfinite(y), np.abs(y), 0).astype(np.float64))[1] - 1
     return np.ldexp(2 * roundoff(dtype), np.maximum(exponent, smallest))
@@ -89,7 +102,11 @@ def family_of(op: Op, dtypes: Sequence[DType | None]) -> str:
 
 def _elementwise_family(body: Body) -> str:
     steps = [i for i in body.instrs if i.op not in _EXACT_STEPS]
-    rounded = [i for i in body.instrs if i.op == "const" and i.dtype.is_float and not _is_short(i.attribute)]
+    rounded = [
+        i
+        for i in body.instrs
+        if i.op == "const" and i.dtype.is_float and not _is_short(i.attribute)
+    ]
     if not any(i.dtype.is_float for i in steps):
         return "exact"
     if len(steps) > 1 or rounded:
@@ -219,7 +236,9 @@ def _reduce(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
             signed = np.sum(x, axis=axes, keepdims=op.keepdims) if axes else x
             return rel * total / np.maximum(np.abs(signed), 1e-300) + 5 * ulp(y, dtype)
         case _:  # logsumexp: the sum is off by the exponents' (x - max) w and 4 ULP; then log, then + max
-            top = np.max(np.abs(x), axis=axes, keepdims=op.keepdims, initial=0) if axes else np.abs(x)
+            top = (
+                np.max(np.abs(x), axis=axes, keepdims=op.keepdims, initial=0) if axes else np.abs(x)
+            )
             return _gamma(n + 10, dtype) + 4 * roundoff(dtype.compute) * top + 5 * ulp(y, dtype)
 
 
@@ -244,7 +263,9 @@ def _conv(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
 def _pool(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     if op.kind == "max":
         return 0.0
-    return _linear(float(np.prod(cast("tuple[int, ...]", op.kernel))), _absolute(op, operands), y, dtype)
+    return _linear(
+        float(np.prod(cast("tuple[int, ...]", op.kernel))), _absolute(op, operands), y, dtype
+    )
 
 
 def _dft(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -254,7 +275,9 @@ def _dft(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     assert x is not None
     window = operands[1] if len(operands) > 1 else None
     length = getattr(op, "frame_length", None) or op.length
-    size = np.max(np.abs(x), initial=0) * (1 if window is None else np.max(np.abs(window), initial=0))
+    size = np.max(np.abs(x), initial=0) * (
+        1 if window is None else np.max(np.abs(window), initial=0)
+    )
     scale = 1 / int(length) if getattr(op, "inverse", False) else 1
     total = size * 2 * min(int(length), x.size) * scale
     return _linear(2 * int(length) + 4, total, y, dtype) + 3 * roundoff(dtype) * total
@@ -273,7 +296,9 @@ def _softmax(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     return (rel + 2 * roundoff(dtype)) * np.abs(y) + ulp(y * 0, dtype)
 
 
-def _normalised(x: _F64, axes: tuple[int, ...], eps: float, dtype: DType, centre: bool) -> tuple[_F64, _F64]:
+def _normalised(
+    x: _F64, axes: tuple[int, ...], eps: float, dtype: DType, centre: bool
+) -> tuple[_F64, _F64]:
     """Return (x normalised over axes, bound of its error).
 
     The mean is off by dm = g(n) mean|x|. Sums of centred values vanish, so the variance is off by dm^2 and g(n + 2)
@@ -281,7 +306,11 @@ def _normalised(x: _F64, axes: tuple[int, ...], eps: float, dtype: DType, centre
     """
     n = float(np.prod([x.shape[a] for a in axes]))
     mean = np.mean(x, axis=axes, keepdims=True) if centre else np.zeros(())
-    error = _gamma(n + 2, dtype) * np.mean(np.abs(x), axis=axes, keepdims=True) * (1.0 if centre else 0.0)
+    error = (
+        _gamma(n + 2, dtype)
+        * np.mean(np.abs(x), axis=axes, keepdims=True)
+        * (1.0 if centre else 0.0)
+    )
     centred = x - mean
     variance = np.mean(centred**2, axis=axes, keepdims=True) + eps
     factor = 1 / np.sqrt(variance)
@@ -308,7 +337,9 @@ def _row_norm(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     if not x.size:
         return 0.0
     axes = tuple(range(op.axis % x.ndim, x.ndim))
-    return _affine(*_normalised(x, axes, op.eps, dtype, op.name == "layer_norm"), scale, bias, dtype)
+    return _affine(
+        *_normalised(x, axes, op.eps, dtype, op.name == "layer_norm"), scale, bias, dtype
+    )
 
 
 def _channel_norm(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -342,7 +373,9 @@ def _resize(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     assert x is not None
     extent = max([1, *x.shape, *(int(s) for s in op.sizes)])
     top = np.max(np.abs(x), initial=0) * 2**x.ndim
-    return (_gamma(8 * x.ndim + 4 * extent, dtype) + 2 * x.ndim * roundoff(dtype)) * top + ulp(y * 0, dtype)
+    return (_gamma(8 * x.ndim + 4 * extent, dtype) + 2 * x.ndim * roundoff(dtype)) * top + ulp(
+        y * 0, dtype
+    )
 
 
 def _range(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
@@ -400,9 +433,17 @@ def _recurrent(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     assert r is not None
     steps = x.shape[1] if op.layout else x.shape[0]
     inner = np.max(np.sum(r, axis=-1), initial=0)
-    state = max([1.0, float(steps), *(float(np.max(np.abs(s), initial=0)) for s in operands[5:] if s is not None)])
+    state = max(
+        [
+            1.0,
+            float(steps),
+            *(float(np.max(np.abs(s), initial=0)) for s in operands[5:] if s is not None),
+        ]
+    )
     bias = 0.0 if b is None else 2 * np.max(b, initial=0)
-    before = np.max(np.sum(w, axis=-1), initial=0) * np.max(x, initial=0) + inner * state + bias + state
+    before = (
+        np.max(np.sum(w, axis=-1), initial=0) * np.max(x, initial=0) + inner * state + bias + state
+    )
     one = (_gamma(x.shape[-1] + r.shape[-1] + 16, dtype) + roundoff(dtype)) * before * 2
     growth = sum((1 + inner) ** k for k in range(steps))
     return one * growth * state + 2 * roundoff(dtype) * np.abs(y) + ulp(y * 0, dtype)

@@ -94,7 +94,12 @@ class CpuBackend:
         isa = self._isa()
         version = ".".join(map(str, llvm.llvm_version_info))
         features = " ".join(sorted(target.features))
-        return {"isa": isa.name, "llvm": version, "caches": (isa.l1d, isa.l2, isa.l3), "features": features}
+        return {
+            "isa": isa.name,
+            "llvm": version,
+            "caches": (isa.l1d, isa.l2, isa.l3),
+            "features": features,
+        }
 
     @staticmethod
     def _isa() -> Isa:

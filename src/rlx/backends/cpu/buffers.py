@@ -34,7 +34,9 @@ def huge_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return aligned_bytes(nbytes, 128)
     region = mmap.mmap(-1, nbytes + HUGE_PAGE)
-    with suppress(OSError):  # only a wish: a system without huge pages refuses, and small ones serve as well
+    with suppress(
+        OSError
+    ):  # only a wish: a system without huge pages refuses, and small ones serve as well
         region.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(region, np.uint8)
     start = -int(block.ctypes.data) % HUGE_PAGE

@@ -45,7 +45,11 @@ class Extents:
         for monomial, coefficient in sorted(dim.terms, key=lambda t: t[1] < 0):
             term: int | None = None if monomial and coefficient == 1 else self.index(coefficient)
             for atom in monomial:
-                factor = self._symbol(atom) if isinstance(atom, Symbol) else self._function(atom.op, atom.args)
+                factor = (
+                    self._symbol(atom)
+                    if isinstance(atom, Symbol)
+                    else self._function(atom.op, atom.args)
+                )
                 term = factor if term is None else self._pair(DimOp.MUL, term, factor)
             assert term is not None
             total = term if total is None else self._pair(DimOp.ADD, total, term)
@@ -72,5 +76,3 @@ class Extents:
             self.program.append(op, target, a, b)
             self._pairs[key] = target
         return self._pairs[key]
-
-

@@ -45,7 +45,9 @@ class CpuLowerer:
                 return
         if self.host_ops == "error":
             types = ", ".join(str(o.type) for o in node.operands if o is not None)
-            raise UnsupportedOpError(f"{op.name}({types}) at node {node.location} has no CPU kernel")
+            raise UnsupportedOpError(
+                f"{op.name}({types}) at node {node.location} has no CPU kernel"
+            )
         self.dispatch[_label(op), "host"] += 1
         args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
         results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]

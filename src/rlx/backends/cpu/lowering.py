@@ -40,7 +40,9 @@ def lowerings_of(operator: type[Op]) -> Sequence[Lowering]:
     return _LOWERINGS.get(operator, ())
 
 
-def split_epilogue(node: Node) -> tuple[Op, tuple[Value | None, ...], Body | None, tuple[Value, ...]]:
+def split_epilogue(
+    node: Node,
+) -> tuple[Op, tuple[Value | None, ...], Body | None, tuple[Value, ...]]:
     """Return (anchor operator, its operands, epilogue body or None, further operands of the epilogue)."""
     op = node.op
     if not isinstance(op, WithEpilogue):

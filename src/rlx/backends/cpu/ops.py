@@ -72,7 +72,12 @@ class PackQuads(Op):
     width: int
 
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
-        if w.rank != 2 or w.dtype is not DType.I8 or not isinstance(w.shape[0], int) or w.shape[0] % 4:
+        if (
+            w.rank != 2
+            or w.dtype is not DType.I8
+            or not isinstance(w.shape[0], int)
+            or w.shape[0] % 4
+        ):
             raise TypeRuleError(f"packs an i8 matrix with a multiple of 4 rows, not {w}")
         return w.with_shape((ceildiv(w.shape[1], self.width), w.shape[0] // 4, self.width, 4))
 
@@ -99,7 +104,9 @@ class QuadOffsets(Op):
 
     def infer(self, w: TensorType, a_zero: TensorType | None = None) -> TensorType:  # noqa: D102
         if w.rank != 2 or w.dtype is not DType.I8 or (a_zero is not None and a_zero.rank):
-            raise TypeRuleError(f"needs an i8 matrix and a zero point of rank 0, found {w} and {a_zero}")
+            raise TypeRuleError(
+                f"needs an i8 matrix and a zero point of rank 0, found {w} and {a_zero}"
+            )
         return TensorType(DType.I32, (w.shape[1],))
 
     def reference(self, w: Array, a_zero: Array | None = None) -> Array:  # noqa: D102
@@ -122,10 +129,17 @@ class PackedQuantizedMatMul(Op):
     def infer(  # noqa: D102
         self, a: TensorType, w: TensorType, offsets: TensorType, scales: TensorType
     ) -> TensorType:
-        if w.rank != 4 or a.rank < 1 or a.shape[-1] != w.shape[1] * 4 or a.dtype not in (DType.I8, DType.U8):
+        if (
+            w.rank != 4
+            or a.rank < 1
+            or a.shape[-1] != w.shape[1] * 4
+            or a.dtype not in (DType.I8, DType.U8)
+        ):
             raise TypeRuleError(f"{a} and quads {w} do not multiply")
         if offsets.shape != (self.columns,) or scales.shape != (self.columns,):
-            raise TypeRuleError(f"needs offsets and scales [{self.columns}], found {offsets} and {scales}")
+            raise TypeRuleError(
+                f"needs offsets and scales [{self.columns}], found {offsets} and {scales}"
+            )
         return TensorType(DType.F32, (*a.shape[:-1], self.columns))
 
     def reference(self, a: Array, w: Array, offsets: Array, scales: Array) -> Array:  # noqa: D102

@@ -62,7 +62,12 @@ class PackMatMul:
         a, b = node.operands[:2]
         assert a is not None
         assert b is not None
-        if b.type.rank != 2 or not b.type.is_static or b.type.dtype not in (DType.F32, DType.F64) or a.type.rank < 2:
+        if (
+            b.type.rank != 2
+            or not b.type.is_static
+            or b.type.dtype not in (DType.F32, DType.F64)
+            or a.type.rank < 2
+        ):
             return
         builder = rewriter.before(node)
         panels = builder.emit_one(PackPanels(panel_width(self.isa, b.type.dtype)), b)
@@ -72,7 +77,9 @@ class PackMatMul:
         op: Op = packed
         if isinstance(node.op, WithEpilogue):
             op = WithEpilogue(packed, 2, node.op.body)
-        new = builder.emit_typed(op, [a, panels, *node.operands[2:]], [r.type for r in node.results])
+        new = builder.emit_typed(
+            op, [a, panels, *node.operands[2:]], [r.type for r in node.results]
+        )
         rewriter.replace_node(node, new.results)
 
 
@@ -115,7 +122,9 @@ class PackQuantizedMatMul:
             self._finish_decomposed(rewriter, node, operands[0])
             return
         wrapped: Op = WithEpilogue(op, 4, node.op.body) if isinstance(node.op, WithEpilogue) else op
-        new = builder.emit_typed(wrapped, [*operands, *node.operands[5:]], [r.type for r in node.results])
+        new = builder.emit_typed(
+            wrapped, [*operands, *node.operands[5:]], [r.type for r in node.results]
+        )
         rewriter.replace_node(node, new.results)
 
     @staticmethod
@@ -137,7 +146,12 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
         Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
         Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
         Entry(FormRegions(), "so are weights that come at run time, per call"),
-        Entry(PackQuantizedMatMul(isa), "integer weights likewise; those the kernel cannot take become f32 products"),
+        Entry(
+            PackQuantizedMatMul(isa),
+            "integer weights likewise; those the kernel cannot take become f32 products",
+        ),
         Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),
-        Entry(PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"),
+        Entry(
+            PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"
+        ),
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from typing import Any
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,8 +62,12 @@ class CpuProgram:
         self._threads = threads
         self._extents = Extents()
         self._nodes: list[NodeInfo] = []
-        self._weights: dict[int, Array] = {s: w.data for s, w in program.weights.items() if w.data is not None}
-        self._names = {weight.name: slot for slot, weight in program.weights.items() if weight.data is None}
+        self._weights: dict[int, Array] = {
+            s: w.data for s, w in program.weights.items() if w.data is not None
+        }
+        self._names = {
+            weight.name: slot for slot, weight in program.weights.items() if weight.data is None
+        }
         symbols = dict.fromkeys(t.kernel for t in program.thunks if t.kind is ThunkKind.CALL)
         self._library = Library(objects, symbols, isa)
         self._code = native(isa, cache)
@@ -81,7 +84,9 @@ class CpuProgram:
 
     def _table(self) -> ThunkTable:
         """Return the dispatcher's table. Thunk i of the program is at pc i + 1; pc 0 evaluates the extents."""
-        for thunk in self.program.thunks:  # all extents must be known before the first thunk names how many there are
+        for thunk in (
+            self.program.thunks
+        ):  # all extents must be known before the first thunk names how many there are
             for dim in (thunk.chunks, *(a.dim for a in thunk.args if isinstance(a, DimArg))):
                 self._extents.index(dim)
         table = ThunkTable()
@@ -175,7 +180,9 @@ class CpuProgram:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+    def run(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
+    ) -> None:
         """Run once; see the protocol."""
         context = self._context
         slots = context.slots
@@ -198,7 +205,9 @@ class CpuProgram:
 
     def _error(self, outcome: Outcome) -> Exception:
         if outcome.status is not Status.ERROR:
-            return BuildError(f"the dispatcher stopped with status {outcome.status.name} at thunk {outcome.pc}")
+            return BuildError(
+                f"the dispatcher stopped with status {outcome.status.name} at thunk {outcome.pc}"
+            )
         if outcome.failure is Failure.DIM_OVERFLOW and outcome.pc == 0:
             return UsageError(f"the extents {dict(self._env or {})} overflow 64-bit sizes")
         node = self._nodes[self._context.thunks.node(outcome.pc)]

@@ -46,7 +46,9 @@ class _Compiled:
         self._plan = Plan()
         self._weights: dict[str, int] = {}
         counts = Counter(str(t.kernel) for t in program.thunks if t.kernel is not None)
-        self.dispatch: Sequence[tuple[str, str, int]] = [(n, "kernel", c) for n, c in sorted(counts.items())]
+        self.dispatch: Sequence[tuple[str, str, int]] = [
+            (n, "kernel", c) for n, c in sorted(counts.items())
+        ]
 
     def set_weight(self, name: str, data: Array) -> None:
         self._weights[name] = data.nbytes
@@ -54,13 +56,17 @@ class _Compiled:
     def plan(self, uppers: Mapping[str, int]) -> None:
         self._plan = plan_memory(self.program, uppers)
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+    def run(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
+    ) -> None:
         del inputs, outputs, env
         raise DeviceError("the null device compiles and plans, it does not run; use device='cpu'")
 
     def memory(self) -> MemoryReport:
         return MemoryReport(
-            weights=sum(self._weights.values()), arena=self._plan.arena, arena_lower_bound=self._plan.lower_bound
+            weights=sum(self._weights.values()),
+            arena=self._plan.arena,
+            arena_lower_bound=self._plan.lower_bound,
         )
 
     def close(self) -> None:

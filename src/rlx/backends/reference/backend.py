@@ -23,7 +23,9 @@ class _Compiled:
         self._graph = graph
         self._weights: dict[str, Array] = {}
         counts = Counter(node.op.name for node in graph.block.walk())
-        self.dispatch: Sequence[tuple[str, str, int]] = [(n, "reference", c) for n, c in sorted(counts.items())]
+        self.dispatch: Sequence[tuple[str, str, int]] = [
+            (n, "reference", c) for n, c in sorted(counts.items())
+        ]
 
     def set_weight(self, name: str, data: Array) -> None:
         self._weights[name] = data
@@ -31,7 +33,9 @@ class _Compiled:
     def plan(self, uppers: Mapping[str, int]) -> None:
         """NumPy allocates as it goes."""
 
-    def run(self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]) -> None:
+    def run(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
+    ) -> None:
         del env
         named = {v.name: a for v, a in zip(self._graph.inputs, inputs, strict=True)}
         results = evaluate(self._graph, named, self._weights)

@@ -63,15 +63,42 @@ class _Tile:
 
     PARAMS = (
         *((name, PTR) for name in ("q", "keys", "v", "out", "mask", "p")),
-        *((name, I64) for name in ("q_stride", "v_stride", "out_stride", "mask_stride", "limit", "total", "pitch")),
+        *(
+            (name, I64)
+            for name in (
+                "q_stride",
+                "v_stride",
+                "out_stride",
+                "mask_stride",
+                "limit",
+                "total",
+                "pitch",
+            )
+        ),
     )
 
     def emit(self, rows: int) -> Function:
         """Return the function. `limit` is how many keys the first query sees when causal, else `total`."""
         with self.module.function(f"queries{rows}", self.PARAMS) as f:
-            q, keys, v, out, mask, p, q_stride, v_stride, out_stride, mask_stride, limit, total, pitch = f.args
+            (
+                q,
+                keys,
+                v,
+                out,
+                mask,
+                p,
+                q_stride,
+                v_stride,
+                out_stride,
+                mask_stride,
+                limit,
+                total,
+                pitch,
+            ) = f.args
             seen = f.smin(limit + (rows - 1), total) if self.spec.causal else total
-            tops = self._scores(f, rows, (q, keys, mask, p), (q_stride, mask_stride, limit, total, pitch, seen))
+            tops = self._scores(
+                f, rows, (q, keys, mask, p), (q_stride, mask_stride, limit, total, pitch, seen)
+            )
             sums = self._exponentials(f, rows, p, tops, seen, pitch)
             self._values(f, rows, (p, v, out), (v_stride, out_stride, seen, pitch), sums)
         return f
@@ -95,21 +122,28 @@ class _Tile:
                 top = loop.carry[i]
                 for j in range(self.vectors):
                     at = loop.index + j * self.lanes
-                    score = self._masked(f, scores[i][j], mask, mask_stride * i, at, total, limit + i)
+                    score = self._masked(
+                        f, scores[i][j], mask, mask_stride * i, at, total, limit + i
+                    )
                     f.store(score, f.offset(p, pitch * i + at, F32))
                     top = f.fmax_fast(score, top)
                 tops.append(top)
             loop.next(*tops)
         return [f.reduce(t, f.fmax_fast) for t in loop.out]
 
-    def _products(self, f: Function, rows: int, q: Value, q_stride: Value, panel: Value) -> list[list[Value]]:
+    def _products(
+        self, f: Function, rows: int, q: Value, q_stride: Value, panel: Value
+    ) -> list[list[Value]]:
         zero = f.const(0.0, self.vector)
         unroll = 2 if self.spec.depth % 2 == 0 else 1
         with f.loop(0, self.spec.depth, unroll, carry=[zero] * (rows * self.vectors)) as loop:
             current = list(loop.carry)
             line, left = f.offset(panel, loop.index * self.width, F32), f.offset(q, loop.index, F32)
             for u in range(unroll):
-                columns = [f.load(self.vector, line, u * self.width + j * self.lanes) for j in range(self.vectors)]
+                columns = [
+                    f.load(self.vector, line, u * self.width + j * self.lanes)
+                    for j in range(self.vectors)
+                ]
                 for i in range(rows):
                     factor = f.splat(f.load(F32, f.offset(left, q_stride * i, F32), u), self.lanes)
                     for j in range(self.vectors):
@@ -119,7 +153,14 @@ class _Tile:
         return [loop.out[i * self.vectors : (i + 1) * self.vectors] for i in range(rows)]
 
     def _masked(
-        self, f: Function, score: Value, mask: Value, row: Value, at: Value, total: Value, limit: Value
+        self,
+        f: Function,
+        score: Value,
+        mask: Value,
+        row: Value,
+        at: Value,
+        total: Value,
+        limit: Value,
     ) -> Value:
         """Scale, cap and mask a vector of scores; keys past the last one are -inf."""
         spec = self.spec
@@ -147,7 +188,9 @@ class _Tile:
         sums: list[Value] = []
         for i in range(rows):
             top = tops[i]
-            if self.spec.masked_row == "zeros":  # exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN
+            if (
+                self.spec.masked_row == "zeros"
+            ):  # exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN
                 top = f.select(top.eq(float("-inf")), f.f32(0.0), top)
             top = f.splat(top, self.lanes)
             line = f.offset(p, pitch * i, F32)
@@ -186,7 +229,8 @@ class _Tile:
         for first in range(0, len(starts), self.vectors):
             group = starts[first : first + self.vectors]
             masks = [
-                f.tail_mask(f.i64(depth - s), self.vector) if depth - s < self.lanes else None for s in group
+                f.tail_mask(f.i64(depth - s), self.vector) if depth - s < self.lanes else None
+                for s in group
             ]
             acc = self._weighted(f, rows, (p, v), (v_stride, seen, pitch), group, masks)
             for i in range(rows):
@@ -269,9 +313,13 @@ def _attention_chunk(k: Kernel, tile: _Tile, functions: dict[int, Function], ind
     with k.loop(0, tiles) as loop:
         row = first + loop.index * short + k.smin(loop.index, longer)
         size = short + k.zext(loop.index < longer, I64)
-        left = k.offset(q, n["q_offset"] + batch * n["q_batch"] + head * n["q_head"] + row * n["q_row"], F32)
+        left = k.offset(
+            q, n["q_offset"] + batch * n["q_batch"] + head * n["q_head"] + row * n["q_row"], F32
+        )
         to = k.offset(out, batch * n["o_batch"] + head * n["o_head"] + row * n["o_row"], F32)
-        over = k.offset(mask, batch * n["m_batch"] + head * n["m_head"] + row * n["m_row"], mask_kind)
+        over = k.offset(
+            mask, batch * n["m_batch"] + head * n["m_head"] + row * n["m_row"], mask_kind
+        )
         limit = row + n["shift"] + 1
         for count, function in functions.items():
             with k.if_(size.eq(count)):
@@ -337,7 +385,9 @@ def lower_attention(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert v is not None
     batch, _, _, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
     kv_heads = _kv_heads(op, k)
-    plain = q.type.dtype is DType.F32 and (mask is None or mask.type.dtype in (DType.F32, DType.BOOL))
+    plain = q.type.dtype is DType.F32 and (
+        mask is None or mask.type.dtype in (DType.F32, DType.BOOL)
+    )
     if not plain or not isinstance(depth, int) or not isinstance(value_depth, int):
         return False
     width = tile_shape(isa).vectors * isa.lanes(DType.F32)
@@ -391,7 +441,9 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
     args += [SlotArg(ctx.slot(node.result), writes=True)]
     args += [SlotArg(ctx.slot(mask if mask is not None else q))]
     args += [DimArg(d) for d in numbers]
-    ctx.launch(_attention_kernel(isa, spec), args, chunks=batch * heads * blocks, scratch=pitch * 6 * 4)
+    ctx.launch(
+        _attention_kernel(isa, spec), args, chunks=batch * heads * blocks, scratch=pitch * 6 * 4
+    )
 
 
 def _group(heads: Dim, kv_heads: Dim) -> Dim:

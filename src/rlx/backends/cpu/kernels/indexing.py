@@ -128,7 +128,9 @@ def _elements_kernel(isa: Isa, index: DType, itemsize: int, rank: int, axis: int
         space = [k.dim(3 + rank + i) for i in range(rank)]
         total, grain = k.dim(3 + 2 * rank), k.dim(4 + 2 * rank)
         with k.loop(k.begin * grain, k.smin(k.end * grain, total)) as loop:
-            at = _element_offset(k, loop.index, data, space, axis, _index(k, index, indices, loop.index, data[axis]))
+            at = _element_offset(
+                k, loop.index, data, space, axis, _index(k, index, indices, loop.index, data[axis])
+            )
             with k.if_(data[axis] > 0):
                 k.store(k.load(kind, x, at), y, loop.index)
             loop.next()
@@ -158,7 +160,9 @@ def lower_gather_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool | 
     if indices.type.dtype not in _INDEX_TYPES:
         return False
     rank = x.type.rank
-    kernel = _elements_kernel(isa, indices.type.dtype, x.type.dtype.itemsize, rank, normalize_axis(op.axis, rank))
+    kernel = _elements_kernel(
+        isa, indices.type.dtype, x.type.dtype.itemsize, rank, normalize_axis(op.axis, rank)
+    )
     total = indices.type.elements
     ctx.launch(
         kernel,
@@ -229,7 +233,9 @@ def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     return None
 
 
-def _merge(k: Kernel, dtype: DType, reduction: str, target: Value, at: Value, update: Value) -> None:
+def _merge(
+    k: Kernel, dtype: DType, reduction: str, target: Value, at: Value, update: Value
+) -> None:
     """Write or merge one element in register form."""
     if reduction != "none":
         old = load_value(k, dtype, target, at, 0)
@@ -247,7 +253,9 @@ def _merge(k: Kernel, dtype: DType, reduction: str, target: Value, at: Value, up
 
 
 @cache
-def _scatter_elements_kernel(isa: Isa, index: DType, dtype: DType, rank: int, axis: int, reduction: str) -> Emitted:
+def _scatter_elements_kernel(
+    isa: Isa, index: DType, dtype: DType, rank: int, axis: int, reduction: str
+) -> Emitted:
     """Arguments: indices, updates, y (holding x already); extents of y, extents of the updates, total.
 
     One chunk: duplicates are merged in order of the updates, so the result is always the same.
@@ -258,7 +266,9 @@ def _scatter_elements_kernel(isa: Isa, index: DType, dtype: DType, rank: int, ax
         data = [k.dim(3 + i) for i in range(rank)]
         space = [k.dim(3 + rank + i) for i in range(rank)]
         with k.loop(0, k.dim(3 + 2 * rank)) as loop:
-            at = _element_offset(k, loop.index, data, space, axis, _index(k, index, indices, loop.index, data[axis]))
+            at = _element_offset(
+                k, loop.index, data, space, axis, _index(k, index, indices, loop.index, data[axis])
+            )
             with k.if_(data[axis] > 0):
                 _merge(k, dtype, reduction, y, at, load_value(k, dtype, updates, loop.index, 0))
             loop.next()
@@ -328,7 +338,11 @@ def lower_scatter_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
 
     out = ctx.slot(node.result)
     copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes)
-    numbers = (*x.type.shape[:named], product(indices.type.shape[:-1]), product(x.type.shape[named:]))
+    numbers = (
+        *x.type.shape[:named],
+        product(indices.type.shape[:-1]),
+        product(x.type.shape[named:]),
+    )
     args = [SlotArg(ctx.slot(indices)), SlotArg(ctx.slot(updates)), SlotArg(out, writes=True)]
     kernel = _scatter_nd_kernel(isa, indices.type.dtype, dtype, named, op.reduction)
     ctx.launch(kernel, [*args, *(DimArg(d) for d in numbers)], may_fail=True)

@@ -99,8 +99,12 @@ class _Emitter:
             for rows in range(1, self.tile.rows + 1)
             for panels in sorted({1, self.panels_for(rows)})
         }
-        self.plain = spec.finish.body is None and spec.finish.result is spec.dtype and not spec.quantized
-        self.finishers = {masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain}
+        self.plain = (
+            spec.finish.body is None and spec.finish.result is spec.dtype and not spec.quantized
+        )
+        self.finishers = {
+            masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain
+        }
 
     def panels_for(self, rows: int) -> int:
         """How many panels a micro-kernel of that many rows walks at once."""
@@ -127,13 +131,17 @@ class _Emitter:
         a, b = operands
         count = panels * self.tile.vectors
         # Panels follow one another at a distance of k lines.
-        bases = [b if p == 0 else f.offset(b, k * (self.width * p), self.scalar) for p in range(panels)]
+        bases = [
+            b if p == 0 else f.offset(b, k * (self.width * p), self.scalar) for p in range(panels)
+        ]
         with f.loop(0, k, carry=[f.const(0, self.vector)] * (rows * count)) as loop:
             current = list(loop.carry)
             streams = [f.offset(base, loop.index * self.width, self.scalar) for base in bases]
             left = f.offset(a, loop.index, self.scalar)
             columns = [
-                f.load(self.vector, stream, j * self.lanes) for stream in streams for j in range(self.tile.vectors)
+                f.load(self.vector, stream, j * self.lanes)
+                for stream in streams
+                for j in range(self.tile.vectors)
             ]
             if rows <= 4:
                 for stream in streams:
@@ -141,7 +149,9 @@ class _Emitter:
             for i in range(rows):
                 factor = self._factor(f, f.load(self.scalar, f.offset(left, k * i, self.scalar)))
                 for j in range(count):
-                    current[i * count + j] = self._multiply_add(f, factor, columns[j], current[i * count + j])
+                    current[i * count + j] = self._multiply_add(
+                        f, factor, columns[j], current[i * count + j]
+                    )
             loop.next(*current)
         return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
 
@@ -165,7 +175,12 @@ class _Emitter:
     def _finisher(self, masked: bool) -> Function:
         """Return the function that applies the epilogue to a tile of sums and stores it."""
         extras = [(f"x{i}", PTR) for i in range(self.spec.pointers)]
-        params = [("tile", PTR), ("out", PTR), *extras, *((name, I64) for name in ("row", "rows", "col", "n"))]
+        params = [
+            ("tile", PTR),
+            ("out", PTR),
+            *extras,
+            *((name, I64) for name in ("row", "rows", "col", "n")),
+        ]
         with self.module.function(f"finish{'t' if masked else ''}", params) as f:
             tile, out, *pointers = f.args[:-4]
             row, rows, col, n = f.args[-4:]
@@ -177,7 +192,9 @@ class _Emitter:
             with f.loop(0, rows) as loop:
                 base = f.offset(tile, loop.index * self.width, self.scalar)
                 sums = [f.load(self.vector, base, s) for s in starts]
-                finisher.row([scaled(j, value) for j, value in enumerate(sums)], out, row + loop.index)
+                finisher.row(
+                    [scaled(j, value) for j, value in enumerate(sums)], out, row + loop.index
+                )
                 loop.next()
         return f
 
@@ -188,7 +205,10 @@ class _Emitter:
         if not self.spec.quantized:
             return lambda _, value: value
         offsets, scales = (
-            [load_value(f, dtype, p, col + j * self.lanes, self.lanes, m) for j, m in enumerate(masks)]
+            [
+                load_value(f, dtype, p, col + j * self.lanes, self.lanes, m)
+                for j, m in enumerate(masks)
+            ]
             for dtype, p in zip((DType.I32, DType.F32), pointers, strict=True)
         )
         real = vec(F32, self.lanes)
@@ -202,7 +222,15 @@ class _Emitter:
         col = panel * self.width
         micro = self.micros[shape.rows, shape.panels]
         if self.plain and not shape.tail:
-            k.call(micro, left, right, k.offset(operands.c, row * n + col, self.scalar), n, k.i64(self.width), depth)
+            k.call(
+                micro,
+                left,
+                right,
+                k.offset(operands.c, row * n + col, self.scalar),
+                n,
+                k.i64(self.width),
+                depth,
+            )
             return
         step = shape.rows * self.width
         k.call(micro, left, right, operands.buffer, k.i64(self.width), k.i64(step), depth)
@@ -210,7 +238,14 @@ class _Emitter:
             tile = k.offset(operands.buffer, p * step, self.scalar)
             at = col + p * self.width
             k.call(
-                self.finishers[shape.tail], tile, operands.c, *operands.extras, row, k.i64(shape.rows), at, n
+                self.finishers[shape.tail],
+                tile,
+                operands.c,
+                *operands.extras,
+                row,
+                k.i64(shape.rows),
+                at,
+                n,
             )
 
 
@@ -337,7 +372,13 @@ def _panels(
     with k.if_else(few) as branch:
         with branch.then():
             _tile_rows(
-                k, emitter, lambda row, r: _many_panels(k, emitter, operands, row, r, low, full_end), first, last, m, 2
+                k,
+                emitter,
+                lambda row, r: _many_panels(k, emitter, operands, row, r, low, full_end),
+                first,
+                last,
+                m,
+                2,
             )
         with branch.otherwise(), k.loop(low, full_end) as loop:
             each_row(loop.index, tail=False)
@@ -348,7 +389,13 @@ def _panels(
 
 
 def _many_panels(
-    k: Kernel, emitter: _Emitter, operands: _Operands, row: Value, rows: int, low: Value, high: Value
+    k: Kernel,
+    emitter: _Emitter,
+    operands: _Operands,
+    row: Value,
+    rows: int,
+    low: Value,
+    high: Value,
 ) -> None:
     step = emitter.panels_for(rows)
     start = low
@@ -416,7 +463,11 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     m = product(a.type.shape[:-1])
     blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
     groups = _groups(m, op.columns, k, panel_width(isa, a.type.dtype))
-    args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(ctx.slot(b)), SlotArg(ctx.slot(node.result), writes=True)]
+    args: list[Arg] = [
+        SlotArg(ctx.slot(a)),
+        SlotArg(ctx.slot(b)),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, k, op.columns)]
     ctx.launch(_matmul_kernel(isa, spec), args, chunks=blocks * groups)
@@ -440,10 +491,16 @@ def lower_quantized(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     m, quads = product(a.type.shape[:-1]), a.type.shape[-1] // 4
     blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
     groups = _groups(m, op.columns, quads, panel_width(isa, DType.I32))
-    args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(ctx.slot(b)), SlotArg(ctx.slot(node.result), writes=True)]
+    args: list[Arg] = [
+        SlotArg(ctx.slot(a)),
+        SlotArg(ctx.slot(b)),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
     args += [SlotArg(ctx.slot(x)) for x in (offsets, scales, *extras)]
     args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, quads, op.columns)]
-    ctx.launch(_matmul_kernel(isa, _Spec(how, quantized=a.type.dtype)), args, chunks=blocks * groups)
+    ctx.launch(
+        _matmul_kernel(isa, _Spec(how, quantized=a.type.dtype)), args, chunks=blocks * groups
+    )
     return None
 
 
@@ -486,7 +543,9 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         return False
     result = node.result.type
     how = plan_finish(dtype, result.shape, result.dtype, body, extras)
-    batch = _batch_axes(a.type.shape[:-2], b.type.shape[:-2], a.type.shape, b.type.shape, isa, dtype)
+    batch = _batch_axes(
+        a.type.shape[:-2], b.type.shape[:-2], a.type.shape, b.type.shape, isa, dtype
+    )
     if how is None or batch is None:
         return False
     k, n, m = a.type.shape[-1], b.type.shape[-1], a.type.shape[-2]
@@ -504,7 +563,11 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     spec = _Spec(how, len(batch))
     blocks = dim_max(1, ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK))
     groups = _groups(m, n, k, width)
-    args: list[Arg] = [SlotArg(ctx.slot(a)), SlotArg(packed), SlotArg(ctx.slot(node.result), writes=True)]
+    args: list[Arg] = [
+        SlotArg(ctx.slot(a)),
+        SlotArg(packed),
+        SlotArg(ctx.slot(node.result), writes=True),
+    ]
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, blocks, groups, k, n)]
     args += [DimArg(d) for axis in batch for d in axis]
