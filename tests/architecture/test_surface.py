@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import rlx
-import rlx.ops
 from rlx.base.config import KNOBS
 from rlx.base.dtypes import DType
 from rlx.ir.op import Op, registered_ops

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rlx.base.numeric import Array
 from rlx.base.target import Claims, Target
-from rlx.ir.graph import Graph
 
-__all__ = ["Backend", "CompileOptions", "CompiledGraph", "MemoryReport"]
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+__all__ = [
+    "Backend",
+    "CompileOptions",
+    "CompiledGraph",
+    "MemoryReport",
+    "SavedGraph",
+    "SavingBackend",
+]
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,14 @@ class CompiledGraph(Protocol):
 
     def set_weight(self, name: str, data: Array) -> None:
         """Point a param (or derived param) at its data; the array is kept, not copied, and must be C-contiguous."""
+        ...
+
+    def adopt_weights(self, data: dict[str, Array]) -> None:
+        """Take over arrays that were computed for this program alone, by param name.
+
+        Like `set_weight` for each, but the backend may copy them to where its kernels read them best. The dict is
+        emptied, one array at a time, so that both copies of all of them never exist at once.
+        """
         ...
 
     def plan(self, uppers: Mapping[str, int]) -> None:
@@ -119,4 +136,38 @@ class Backend(Protocol):
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return what a bug report needs to know about a target."""
+        ...
+
+
+@dataclass(frozen=True)
+class SavedGraph:
+    """A compiled graph as plain data, without its weights.
+
+    Attributes:
+        data: what JSON holds.
+        blobs: bytes that go with it (machine code, constants).
+    """
+
+    data: Mapping[str, Any]
+    blobs: Sequence[Any]
+
+
+@runtime_checkable
+class SavingBackend(Protocol):
+    """A backend whose compiled graphs outlive the process. Backends without these methods compile every time."""
+
+    def fingerprint(self, target: Target) -> str:
+        """Return all that compiled code depends on beside the graph, the options and rlx's own version."""
+        ...
+
+    def save(self, compiled: Any) -> SavedGraph | None:
+        """Return a compiled graph as data, or None if it has parts that only this process can hold."""
+        ...
+
+    def restore(self, saved: SavedGraph, target: Target, options: CompileOptions) -> CompiledGraph:
+        """Return the compiled graph that was saved; its weights are not set yet.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError, RlxError: the data is not what `save` gives.
+        """
         ...

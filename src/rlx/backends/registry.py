@@ -4,28 +4,27 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import metadata
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from rlx.backends.protocol import Backend
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import DeviceError, UsageError
+
+if TYPE_CHECKING:
+    from rlx.backends.protocol import Backend
 
 __all__ = ["backend_names", "get_backend"]
 
 _GROUP = "rlx.backends"
-_OWN = {name: f"rlx.backends.{name}:backend" for name in ("cpu", "null", "reference")}
+_OWN = ("cpu", "null", "reference")
 """The entry points of this package, known without reading the metadata of everything installed (20 ms)."""
 
 
 @cache
-def _entries() -> dict[str, metadata.EntryPoint]:
+def _entries() -> dict[str, Any]:
+    from importlib import metadata
+
     return {entry.name: entry for entry in metadata.entry_points(group=_GROUP)}
-
-
-def _entry(name: str) -> metadata.EntryPoint | None:
-    if name in _OWN:
-        return metadata.EntryPoint(name, _OWN[name], _GROUP)
-    return _entries().get(name)
 
 
 def backend_names() -> list[str]:
@@ -41,13 +40,14 @@ def get_backend(name: str) -> Backend:
         UsageError: none is installed under that name.
         DeviceError: it failed to load.
     """
-    entry = _entry(name)
-    if entry is None:
-        known = ", ".join(backend_names())
-        raise UsageError(
-            f"no backend {name!r} is installed; installed are {known}.{did_you_mean(name, _entries())}"
-        )
     try:
-        return entry.load()
+        if name in _OWN:
+            return import_module(f"rlx.backends.{name}").backend
+        entry = _entries().get(name)
+        if entry is not None:
+            return entry.load()
     except ImportError as error:
         raise DeviceError(f"backend {name!r} failed to load: {error}") from error
+    known = ", ".join(backend_names())
+    hint = did_you_mean(name, _entries())
+    raise UsageError(f"no backend {name!r} is installed; installed are {known}.{hint}")

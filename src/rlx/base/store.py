@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A content-addressed store on disk: safe across processes, verified on every read, bounded in size.
+"""A store on disk: safe across processes, verified on every read, bounded in size.
 
-An entry is one file: a header (magic, key, length and sha256 of the payload) and the payload. It is written to a
-temporary file and renamed, so readers see all of it or nothing. The folder belongs to the user with mode 0700; if it
-does not, it is not used and a warning says so once.
+An entry is one file: a header (magic, kind of checksum, hash of kind and key, length and checksum of the payload) and
+the payload. It is written to a temporary file and renamed, so readers see all of it or nothing. The folder belongs to
+the user with mode 0700; if it does not, it is not used and a warning says so once.
+
+Two checksums: sha256, and for large payloads sums of 64-bit words per block, which run at the speed of memory. Sums
+find what disks and crashes do (a cut file, blocks of zeros, flipped bits), not what an attacker does; whoever can write
+to the folder could as well write a new sha256.
 """
 
 from __future__ import annotations
@@ -12,18 +16,31 @@ import hashlib
 import mmap
 import os
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from rlx.base import config
 
-__all__ = ["Entry", "Store", "default_store"]
+__all__ = ["ALIGNMENT", "Entry", "Store", "default_store"]
 
 _LOG = getLogger("rlx")
-_MAGIC = b"rlxstore1\0"
-_HEADER = len(_MAGIC) + 32 + 8 + 32
+_MAGIC = b"rlxstore2"
+_SHA256, _SUMS = b"h", b"s"
+_HEADER = len(_MAGIC) + 1 + 32 + 8 + 32
 _ALIGNED = 128  # payloads start at a multiple of this, so mapped arrays are aligned
+ALIGNMENT = 64
+"""Offset of every part of a payload is a multiple of this."""
+_BLOCK = 1 << 15
+_ABANDONED = 3600.0
+"""Seconds after which a temporary file belongs to no living writer."""
+
+_Bytes: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
@@ -59,43 +76,60 @@ class Store:
         try:
             with path.open("rb") as file:
                 mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            os.utime(path)
         except (OSError, ValueError):
             return None
         payload = _verified(mapped, kind, key)
-        if payload is None:
-            _LOG.warning("removed a damaged cache entry: %s", path)
-            path.unlink(missing_ok=True)
+        try:
+            if payload is None:
+                _LOG.warning("removed a damaged cache entry: %s", path)
+                path.unlink(missing_ok=True)
+            else:
+                os.utime(path)
+        except OSError:  # a folder that may only be read: damaged entries stay, and the order of use is not kept
+            pass
         return payload
 
-    def put(self, kind: str, key: str, payload: bytes | bytearray | memoryview) -> None:
-        """Write an entry; failing to (full disk, no permission) only costs the next process time."""
-        if not self._is_usable(create=True):
-            return
+    def put(self, kind: str, key: str, payload: _Bytes | Sequence[_Bytes], *, quick: bool = False) -> bool:
+        """Write an entry; failing to (full disk, no permission) only costs the next process time.
+
+        Args:
+            kind: one of a few words, such as `object`.
+            key: hexadecimal.
+            payload: bytes, or parts which are written one after the other, each at a multiple of `ALIGNMENT`.
+            quick: check by sums instead of sha256, for payloads of many megabytes.
+
+        Returns:
+            Whether the entry was written. One that alone would take half of the limit is not.
+        """
+        parts = [memoryview(p).cast("B") for p in ([payload] if _is_bytes(payload) else payload) if len(memoryview(p).cast("B"))]
+        nbytes = sum(-(-len(p) // ALIGNMENT) * ALIGNMENT for p in parts)
+        if nbytes > self.limit // 2 or not self._is_usable(create=True):
+            return False
         path = self._path(kind, key)
-        header = (
-            _MAGIC
-            + _key_hash(kind, key)
-            + len(payload).to_bytes(8, "little")
-            + hashlib.sha256(payload).digest()
-        )
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp")
             try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(header.ljust(_ALIGNED, b"\0"))
-                    file.write(payload)
+                with os.fdopen(handle, "w+b") as file:
+                    _write(file, parts, _SUMS if quick else _SHA256, _key_hash(kind, key))
                 Path(name).replace(path)
             except BaseException:
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError as error:
             _LOG.warning("could not write cache entry %s: %s", path, error)
-            return
-        self._written += len(payload)
+            return False
+        self._written += nbytes
         if self._written > self.limit // 16:
             self.trim()
+        return True
+
+    def remove(self, kind: str, key: str) -> None:
+        """Remove an entry if it is there and may be removed."""
+        try:
+            self._path(kind, key).unlink(missing_ok=True)
+        except OSError as error:
+            _LOG.warning("could not remove a cache entry: %s", error)
 
     def entries(self) -> list[Entry]:
         """Return all entries, most recently used first."""
@@ -106,7 +140,9 @@ class Store:
                     stat = path.stat()
                 except OSError:
                     continue
-                if not path.name.startswith(".tmp"):
+                if path.name.startswith(".tmp"):
+                    self._sweep(path, stat.st_mtime)
+                else:
                     kind = path.parent.parent.name
                     found.append(
                         Entry(kind, path.parent.name + path.name, stat.st_size, stat.st_mtime)
@@ -120,10 +156,16 @@ class Store:
         for entry in self.entries():
             room -= entry.nbytes
             if room < 0:
-                self._path(entry.kind, entry.key).unlink(missing_ok=True)
+                self.remove(entry.kind, entry.key)
                 removed += 1
         self._written = 0
         return removed
+
+    @staticmethod
+    def _sweep(path: Path, written: float) -> None:
+        """Remove what a writer that died left behind."""
+        if time.time() - written > _ABANDONED:
+            path.unlink(missing_ok=True)
 
     def clear(self) -> int:
         """Remove all entries; return how many."""
@@ -165,16 +207,46 @@ def _key_hash(kind: str, key: str) -> bytes:
     return hashlib.sha256(f"{kind}:{key}".encode()).digest()
 
 
+def _is_bytes(payload: object) -> bool:
+    return isinstance(payload, (bytes, bytearray, memoryview, np.ndarray))
+
+
+def _write(file: Any, parts: Sequence[memoryview], check: bytes, key: bytes) -> None:
+    """Write header and parts; the checksum is taken from the file's pages, as readers will."""
+    file.write(bytes(_ALIGNED))
+    for part in parts[:-1]:
+        file.write(part)
+        file.write(bytes(-len(part) % ALIGNMENT))
+    if parts:
+        file.write(parts[-1])
+    file.flush()
+    length = file.tell() - _ALIGNED
+    mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    digest = _digest(mapped[_ALIGNED:], check)
+    file.seek(0)
+    file.write(_MAGIC + check + key + length.to_bytes(8, "little") + digest)
+
+
+def _digest(payload: memoryview, check: bytes) -> bytes:
+    if check == _SHA256:
+        return hashlib.sha256(payload).digest()
+    whole = len(payload) // _BLOCK * _BLOCK
+    blocks = np.frombuffer(payload[:whole], np.uint64).reshape(-1, _BLOCK // 8)
+    sums = blocks.sum(1, dtype=np.uint64)
+    return hashlib.sha256(sums.tobytes() + payload[whole:]).digest()
+
+
 def _verified(mapped: memoryview, kind: str, key: str) -> memoryview | None:
     """Return the payload if the header and the checksum fit, else None."""
-    if len(mapped) < _ALIGNED or bytes(mapped[: len(_MAGIC)]) != _MAGIC:
+    start = len(_MAGIC) + 1
+    if len(mapped) < _ALIGNED or mapped[: len(_MAGIC)] != _MAGIC:
         return None
-    fields = bytes(mapped[len(_MAGIC) : _HEADER])
+    fields, check = bytes(mapped[start:_HEADER]), bytes(mapped[len(_MAGIC) : start])
     length = int.from_bytes(fields[32:40], "little")
     payload = mapped[_ALIGNED:]
-    if fields[:32] != _key_hash(kind, key) or len(payload) != length:
+    if check not in (_SHA256, _SUMS) or fields[:32] != _key_hash(kind, key) or len(payload) != length:
         return None
-    return payload if hashlib.sha256(payload).digest() == fields[40:72] else None
+    return payload if _digest(payload, check) == fields[40:72] else None
 
 
 _STORES: dict[tuple[Path, int], Store] = {}

@@ -8,7 +8,7 @@ beside it. Kernels are named by symbol. Operators that the host runs have no suc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from rlx.base.dims import Dim, DimExpr, parse_dim, symbol, symbol_atoms
 from rlx.base.errors import UsageError
@@ -177,7 +177,7 @@ def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader)
         dims(chunks),
         None if node < 0 else nodes[node],
         None,
-        tuple([(a, b) for a, b in inplace]),
+        tuple([(int(a), int(b)) for a, b in cast("list[list[int]]", inplace)]),
         dims(scratch),
         bool(may_fail),
         target,

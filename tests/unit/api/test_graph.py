@@ -36,7 +36,7 @@ def test_errors_name_the_line_that_called_the_operator() -> None:
         x = g.input("x", [2])
         y = exp(x)
         with pytest.raises(rlx.TypeRuleError, match="extents 2 and 3"):
-            x + g.input("z", [3])
+            _ = x + g.input("z", [3])
     assert y.producer is not None
     assert "test_graph.py" in str(y.producer.location)
 

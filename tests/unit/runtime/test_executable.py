@@ -124,19 +124,42 @@ class _HasArray:
         return self._array
 
 
+def _same(array: Array) -> Any:
+    return array
+
+
+def _strided(array: Array) -> Any:
+    return np.repeat(array, 2, axis=1)[:, ::2]
+
+
+def _reversed_twice(array: Array) -> Any:
+    return array[::-1][::-1]
+
+
+def _read_only(array: Array) -> Any:
+    return np.broadcast_to(array, array.shape)
+
+
+def _as_list(array: Array) -> Any:
+    return array.tolist()
+
+
+_CONVERSIONS: list[Any] = [
+    _same,
+    np.asfortranarray,
+    _strided,
+    _reversed_twice,
+    _read_only,
+    _as_list,
+    _Dlpack,
+    _HasArray,
+    memoryview,
+]
+
+
 @pytest.mark.parametrize(
     "convert",
-    [
-        lambda a: a,
-        np.asfortranarray,
-        lambda a: np.repeat(a, 2, axis=1)[:, ::2],
-        lambda a: a[::-1][::-1],
-        lambda a: np.broadcast_to(a, a.shape),
-        lambda a: a.tolist(),
-        _Dlpack,
-        _HasArray,
-        memoryview,
-    ],
+    _CONVERSIONS,
     ids=[
         "array",
         "fortran",

@@ -5,16 +5,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.backends.cpu.claims import cpu_claims
+import numpy as np
+
 from rlx.backends.cpu.isa import Isa, host_isa
-from rlx.backends.protocol import CompiledGraph, CompileOptions
+from rlx.backends.protocol import CompiledGraph, CompileOptions, SavedGraph
 from rlx.base import config
+from rlx.base.dtypes import DType
 from rlx.base.errors import DeviceError
 from rlx.base.store import Store, default_store
 from rlx.base.target import Claims, Target
-from rlx.ir.graph import Graph
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
 
 __all__ = ["CpuBackend"]
 
@@ -52,6 +56,8 @@ class CpuBackend:
     def claims(self, target: Target) -> Claims:
         """Return what has kernels here."""
         del target
+        from rlx.backends.cpu.claims import cpu_claims
+
         return cpu_claims(self._isa())
 
     def passes(self, target: Target) -> Sequence[Any]:
@@ -68,24 +74,62 @@ class CpuBackend:
         from rlx.backends.cpu.jit import compile_all
         from rlx.backends.cpu.lowerer import CpuLowerer
         from rlx.backends.cpu.program import CpuProgram
-        from rlx.backends.cpu.quota import available_cpus
         from rlx.kernel.schedule import schedule
 
         isa = self._isa()
         lowerer = CpuLowerer(isa, options.host_ops)
         with graph.facts.active():
             program = schedule(graph, lowerer)
-        store = default_store()
-        cache = None if store is None else _Objects(store)
+        cache = _object_cache()
         kernels: dict[str, str] = {}
         for thunk in program.thunks:
             if isinstance(thunk.kernel, Emitted):
                 kernels[thunk.kernel.symbol] = thunk.kernel.text
                 thunk.kernel = thunk.kernel.symbol
         objects = compile_all(kernels.values(), isa, cache)
-        threads = options.threads or config.THREADS.get() or available_cpus()
         report = [(name, how, count) for (name, how), count in sorted(lowerer.dispatch.items())]
-        return CpuProgram(program, objects, isa, threads, report, cache)
+        return CpuProgram(program, objects, isa, _threads(options), report, cache)
+
+    def fingerprint(self, target: Target) -> str:
+        """Return the instruction set with its cache sizes, and the compiler's version."""
+        del target
+        import llvmlite  # without its binding, which takes 50 ms
+
+        return f"{self._isa()!r} llvmlite {llvmlite.__version__}"
+
+    def save(self, compiled: Any) -> SavedGraph | None:
+        """Return the schedule, the machine code and the constants of a program without host operators."""
+        from rlx.kernel.saved import DimWriter, NotSavableError, program_to_data
+
+        dims = DimWriter()
+        try:
+            program, constants = program_to_data(compiled.program, dims)
+        except NotSavableError:
+            return None
+        data = {
+            "program": program,
+            "symbols": dims.symbols,
+            "dispatch": compiled.dispatch,
+            "objects": len(compiled.objects),
+            "constants": [[DType.of(c.dtype).value, c.shape] for c in constants],
+        }
+        return SavedGraph(data, [*compiled.objects, *constants])
+
+    def restore(self, saved: SavedGraph, target: Target, options: CompileOptions) -> CompiledGraph:
+        """Return a saved program, linked again."""
+        del target
+        from rlx.backends.cpu.program import CpuProgram
+        from rlx.kernel.saved import DimReader, program_from_data
+
+        data, count = saved.data, saved.data["objects"]
+        constants = [
+            np.frombuffer(blob, DType.of(dtype).numpy).reshape(shape)
+            for (dtype, shape), blob in zip(data["constants"], saved.blobs[count:], strict=True)
+        ]
+        program = program_from_data(data["program"], constants, DimReader(data["symbols"]))
+        objects = [bytes(blob) for blob in saved.blobs[:count]]
+        dispatch = [(name, how, number) for name, how, number in data["dispatch"]]
+        return CpuProgram(program, objects, self._isa(), _threads(options), dispatch, _object_cache())
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return the instruction set, caches and LLVM version."""
@@ -104,3 +148,15 @@ class CpuBackend:
     @staticmethod
     def _isa() -> Isa:
         return host_isa()
+
+
+def _object_cache() -> _Objects | None:
+    """Return where objects are kept; nowhere under a knob that wants to see every kernel compiled."""
+    store = default_store()
+    return None if store is None or config.DUMP.get() else _Objects(store)
+
+
+def _threads(options: CompileOptions) -> int:
+    from rlx.backends.cpu.quota import available_cpus
+
+    return options.threads or config.THREADS.get() or available_cpus()
