@@ -13,9 +13,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlx.base.dims import Dim, product, symbol
+from rlx.base.dtypes import DType
 from rlx.base.errors import PassError
 from rlx.base.types import TensorType
+from rlx.expr.body import trace
 from rlx.ir.graph import Block, Graph, Node, Value
+from rlx.ir.op import Op
 from rlx.kernel.program import (
     Arg,
     DimArg,
@@ -28,9 +31,10 @@ from rlx.kernel.program import (
     ThunkKind,
     Weight,
 )
-from rlx.ops.control import If, Scan
-from rlx.ops.leaf import Constant
+from rlx.ops.control import If, Loop, Scan
+from rlx.ops.leaf import Constant, DimTensor
 from rlx.ops.movement import Slice
+from rlx.ops.region import Region
 
 __all__ = ["Lowerer", "LoweringContext", "schedule"]
 
@@ -224,6 +228,8 @@ class _Walker:
             self._if(node)
         elif isinstance(op, Scan):
             self._scan(node, op)
+        elif isinstance(op, Loop):
+            self._loop(node, op)
         elif node.regions:
             raise PassError(f"no schedule for operator {op.name!r} at node {node.location}")
         else:
@@ -307,6 +313,65 @@ class _Walker:
         ctx.append(Thunk(ThunkKind.JUMP, target=head))
         ctx.program.loops.append((head, ctx.position - 1))
         leave.target = ctx.position
+
+    def _loop(self, node: Node, op: Loop) -> None:
+        ctx, (body,) = self.ctx, node.regions
+        limit, condition = node.operands[:2]
+        n = op.carried
+        counter = symbol(f"_iteration{self._loops}", lower=0)
+        self._loops += 1
+        state = [ctx.slot(r) for r in node.results[:n]]
+        for value, slot in zip(node.operands[2 : 2 + n], state, strict=True):
+            assert value is not None
+            self.lowerer.copy(ctx, ctx.slot(value), slot, value.type.nbytes)
+        going = ctx.temporary(1)
+        self.lowerer.copy(ctx, self._true() if condition is None else ctx.slot(condition), going, 1)
+        ctx.append(Thunk(ThunkKind.SET_DIM, (DimArg(counter),), immediate=0))
+        head = ctx.position
+        iteration = self._emit(DimTensor((counter,)), (), TensorType(DType.I64, ()))
+        leaves: list[Thunk] = []
+        if op.trip is not None:  # then the condition stays true
+            leaves.append(ctx.append(Thunk(ThunkKind.JUMP_GE, (DimArg(counter), DimArg(op.trip)))))
+        else:
+            leaves.append(ctx.append(Thunk(ThunkKind.JUMP_UNLESS, (SlotArg(going),))))
+        if op.trip is None and limit is not None:
+            below = trace(lambda i, end: i < end, (DType.I64, DType.I64))
+            more = self._emit(Region(below, ()), (iteration, limit), TensorType(DType.BOOL, ()))
+            leaves.append(ctx.append(Thunk(ThunkKind.JUMP_UNLESS, (SlotArg(ctx.slot(more)),))))
+        own = (ctx.slot(iteration), going, *state)
+        for parameter, slot in zip(body.parameters[: 2 + n], own, strict=True):
+            ctx.assign(parameter, slot)
+        self._enter_rest(body.parameters[2 + n :], node.operands[2 + n :])
+        stacked = [
+            self._bind(ctx.slot(r), counter, s.type.nbytes, s.type.nbytes)
+            for r, s in zip(node.results[n:], body.results[1 + n :], strict=True)
+        ]
+        # The new state must not be written over the old one while the body still reads it.
+        fresh = [ctx.temporary(r.type.nbytes) for r in body.results[: 1 + n]]
+        self.run(body, [*fresh, *stacked])
+        ctx.node = node
+        for source, slot, result in zip(fresh, (going, *state), body.results[: 1 + n], strict=True):
+            self.lowerer.copy(ctx, source, slot, result.type.nbytes)
+        ctx.append(Thunk(ThunkKind.ADD_DIM, (DimArg(counter),), immediate=1))
+        ctx.append(Thunk(ThunkKind.JUMP, target=head))
+        ctx.program.loops.append((head, ctx.position - 1))
+        for leave in leaves:
+            leave.target = ctx.position
+
+    def _emit(self, op: Op, operands: tuple[Value, ...], type_: TensorType) -> Value:
+        """Lower a node that no graph holds, at the place of the current one; return its result."""
+        node = Node(op, operands, [type_])
+        try:
+            self.lowerer.lower(node, self.ctx)
+        finally:
+            for index, operand in enumerate(operands):
+                del operand.uses[node, index]
+        return node.result
+
+    def _true(self) -> int:
+        slot = self.ctx.new_slot(SlotKind.WEIGHT, 1)
+        self.ctx.program.weights[slot] = Weight(data=np.array(True))
+        return slot
 
     def _enter_rest(self, parameters: Sequence[Value], values: Sequence[Value | None]) -> None:
         for parameter, value in zip(parameters, values, strict=True):
