@@ -47,7 +47,7 @@ def _inverse(perm: Permutation) -> Permutation:
 
 @dataclass(frozen=True)
 class ChannelsLast:
-    """conv[nchw](x, w) -> transpose(conv[nhwc](transpose(x), w)), likewise transposed convolutions and pools. Exact."""
+    """conv(x, w), channels first -> transpose(conv(transpose(x), w)), channels last; pools likewise. Exact."""
 
     name = "channels-last"
 
