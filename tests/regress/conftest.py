@@ -70,7 +70,7 @@ def run_graph(device: str) -> Callable[..., Any]:
                 g.input(f"x{i}", a.shape, a.dtype) for i, a in enumerate(map(np.asarray, arrays))
             ]
             found = function(*values)
-            several = found if isinstance(found, tuple) else (found,)
+            several: list[Any] = [*found] if isinstance(found, tuple) else [found]
             for i, value in enumerate(several):
                 g.output(f"y{i}", value)
         with rlx.compile(g, device) as executable:

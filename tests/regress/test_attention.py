@@ -14,13 +14,13 @@ from rlx.ops.spec import emit_one
 def _attend(
     run_graph: Callable[..., Any], q: Any, k: Any, v: Any, mask: Any = None, **attributes: Any
 ) -> Any:
-    op = Attention(**{"scale": 1.0, **attributes})
-    arrays = [np.asarray(a)[None, None] for a in (q, k, v)] + (
-        [] if mask is None else [np.asarray(mask)]
-    )
-    return run_graph(lambda *xs: emit_one(op, *xs, *([None] if mask is None else [])), *arrays)[
-        0, 0
-    ]
+    given: dict[str, Any] = {"scale": 1.0, **attributes}
+    arrays = [np.asarray(a)[None, None] for a in (q, k, v)]
+
+    def attend(*values: Any) -> Any:
+        return emit_one(Attention(**given), *values, *([None] if mask is None else []))
+
+    return run_graph(attend, *arrays, *([] if mask is None else [np.asarray(mask)]))[0, 0]
 
 
 def test_without_a_past_the_first_query_sees_the_first_key(run_graph: Callable[..., Any]) -> None:

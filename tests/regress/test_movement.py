@@ -52,7 +52,9 @@ def test_reshapes_that_merge_keep_zero_extents(device: str) -> None:
     assert rlx.load(model, device)(np.zeros((0, 8, 2), np.float32)).shape == (0, 0, 4)
 
 
-def test_a_linear_layer_of_no_rows(run_graph: Callable[..., Any]) -> None:
+def test_a_linear_layer_of_no_rows(
+    run_graph: Callable[[Callable[[Any, Any, Any], Any], Any, Any, Any], Any],
+) -> None:
     # https://github.com/microsoft/onnxruntime/issues/4559
     x, w, b = np.zeros((1, 0, 8), np.float32), np.ones((8, 3), np.float32), np.ones(3, np.float32)
     assert run_graph(lambda p, q, r: matmul(p, q) + r, x, w, b).shape == (1, 0, 3)
@@ -89,7 +91,9 @@ def test_reflection_with_a_negative_pad_never_reads_beyond(run_onnx: Callable[..
     np.testing.assert_array_equal(y, [5, 4, 3, 2, 1, 0])
 
 
-def test_halving_constants_are_read_as_they_are(run_graph: Callable[..., Any]) -> None:
+def test_halving_constants_are_read_as_they_are(
+    run_graph: Callable[[Callable[[Any], Any], Any], Any],
+) -> None:
     # A one-element constant is inlined into kernel text; two kernels of equal text must not share its value.
     x = np.ones(4, np.float32)
     first, second = run_graph(

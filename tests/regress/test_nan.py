@@ -50,7 +50,9 @@ def test_clip_keeps_nan_and_the_upper_bound_wins(run_onnx: Callable[..., Any]) -
     np.testing.assert_array_equal(y, [1, 1, 1])
 
 
-def test_masks_are_not_reassociated(run_graph: Callable[..., Any]) -> None:
+def test_masks_are_not_reassociated(
+    run_graph: Callable[[Callable[[Any, Any], Any], Any, Any], Any],
+) -> None:
     # https://github.com/iree-org/iree/issues/23914
     one = np.ones(5, np.float32)
     y = run_graph(lambda att, mask: att * mask + -1e10 * (1.0 - mask), one, one)

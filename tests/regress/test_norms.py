@@ -37,7 +37,9 @@ def test_the_variance_of_half_floats_does_not_overflow(run_onnx: Callable[..., A
     np.testing.assert_array_equal(y[0, 0], np.sign(board))
 
 
-def test_constant_half_rows_with_a_tiny_epsilon_are_zero(run_graph: Callable[..., Any]) -> None:
+def test_constant_half_rows_with_a_tiny_epsilon_are_zero(
+    run_graph: Callable[[Callable[[Any], Any], Any], Any],
+) -> None:
     # https://github.com/pytorch/pytorch/issues/41527
     y = run_graph(lambda v: layer_norm(v, eps=1e-12), np.zeros((2, 10), np.float16))
     np.testing.assert_array_equal(y, 0)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from rlx.base.numeric import Array
+
 
 def test_a_tie_rounds_up_where_round_prefer_ceil_says_so(run_onnx: Callable[..., Any]) -> None:
     # https://github.com/microsoft/onnxruntime/issues/28291
@@ -40,7 +42,7 @@ def test_half_pixel_with_floor_stays_inside(run_onnx: Callable[..., Any]) -> Non
     np.testing.assert_array_equal(y[0, 0], x[0, 0][np.ix_(index, index)])
 
 
-def test_linear_resize_of_bytes_rounds_to_nearest(run_onnx: Callable[..., Any]) -> None:
+def test_linear_resize_of_bytes_rounds_to_nearest(run_onnx: Callable[..., list[Array]]) -> None:
     # https://github.com/microsoft/onnxruntime/issues/25417 (the standard leaves the rounding open)
     x = np.arange(1, 9, dtype=np.uint8).reshape(1, 1, 2, 4)
     scales = np.array([1, 1, 0.6, 0.6], np.float32)
@@ -48,5 +50,6 @@ def test_linear_resize_of_bytes_rounds_to_nearest(run_onnx: Callable[..., Any]) 
     (exact,) = run_onnx(
         "Resize", x.astype(np.float32), None, scales, fixed=(2,), opset=18, mode="linear"
     )
-    np.testing.assert_array_equal(y, np.round(exact).astype(np.uint8))
+    rounded = np.round(exact)
+    np.testing.assert_array_equal(y, rounded.astype(np.uint8))
     np.testing.assert_allclose(exact[0, 0, 0], [2.6666667, 4.3333335], rtol=1e-6)

@@ -16,7 +16,7 @@ from rlx.base.dims import Dim, product, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import PassError
 from rlx.base.types import TensorType
-from rlx.expr.body import trace
+from rlx.expr.body import Scalar, trace
 from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.kernel.program import (
@@ -335,8 +335,11 @@ class _Walker:
         else:
             leaves.append(ctx.append(Thunk(ThunkKind.JUMP_UNLESS, (SlotArg(going),))))
         if op.trip is None and limit is not None:
-            below = trace(lambda i, end: i < end, (DType.I64, DType.I64))
-            more = self._emit(Region(below, ()), (iteration, limit), TensorType(DType.BOOL, ()))
+            more = self._emit(
+                Region(trace(_below, (DType.I64, DType.I64)), ()),
+                (iteration, limit),
+                TensorType(DType.BOOL, ()),
+            )
             leaves.append(ctx.append(Thunk(ThunkKind.JUMP_UNLESS, (SlotArg(ctx.slot(more)),))))
         own = (ctx.slot(iteration), going, *state)
         for parameter, slot in zip(body.parameters[: 2 + n], own, strict=True):
@@ -377,6 +380,10 @@ class _Walker:
         for parameter, value in zip(parameters, values, strict=True):
             assert value is not None
             self.ctx.assign(parameter, self.ctx.slot(value))
+
+
+def _below(iteration: Scalar, limit: Scalar) -> Scalar:
+    return iteration.builder.emit("lt", iteration, limit)
 
 
 def _alias_root(value: Value) -> Value:

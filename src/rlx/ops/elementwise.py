@@ -372,7 +372,15 @@ def fmod(a: Scalar, b: Scalar) -> Scalar:
     return _emit("fmod", a, b)
 
 
-@elementwise(NUMERIC, samples=(Sample((Operand((3, 17), fill="positive"), Operand((3, 17)))),))
+_POW = (
+    Sample((Operand((3, 17), fill="positive"), Operand((3, 17)))),
+    Sample((Operand((3, 17)), Operand((17,), fill="positive"))),
+    Sample((Operand((3, 17), fill="nonzero"), Operand((3, 17), fill="unit"))),
+    Sample((Operand((9, 17), fill="special"), Operand((9, 17), fill="special"))),
+)
+
+
+@elementwise(NUMERIC, samples=_POW)
 def pow(a: Scalar, b: Scalar) -> Scalar:  # noqa: A001
     """A to the power b; integers wrap, and a negative exponent truncates 1 / a^|b|."""
     return _emit("pow", a, b)

@@ -28,6 +28,7 @@ import itertools
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -121,16 +122,20 @@ def conformance(
     for name, cls in sorted(registered_ops().items()):
         if "." in name:  # private to a backend, whose own tests check it
             continue
-        samples = samples_of(cls)
-        rows = [row for index, sample in enumerate(samples) for row in _rows(cls, index, sample)]
-        chosen = _pairwise(rows) if selection == "pairwise" else rows
-        cases += [Case(backend, settings, name, *row) for row in chosen]
+        cases += [Case(backend, settings, name, *row) for row in _chosen(cls, selection)]
     return cases
 
 
 # -- which cases there are -----------------------------------------------------------------------------------------
 
 _Row = tuple[int, DType, str]
+
+
+@cache
+def _chosen(cls: type[Op], selection: Selection) -> tuple[_Row, ...]:
+    samples = samples_of(cls)
+    rows = [row for index, sample in enumerate(samples) for row in _rows(cls, index, sample)]
+    return tuple(_pairwise(rows) if selection == "pairwise" else rows)
 
 
 def _rows(cls: type[Op], index: int, sample: Sample) -> Iterator[_Row]:
