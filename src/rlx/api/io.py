@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlx.api.graph import Graph
 from rlx.backends.protocol import Backend, CompileOptions
 from rlx.backends.registry import backend_names, get_backend
 from rlx.base.diagnostics import did_you_mean
@@ -15,6 +14,9 @@ from rlx.base.dims import symbols_of
 from rlx.base.errors import DeviceError, UsageError
 from rlx.base.target import Target
 from rlx.runtime.executable import Executable, graph_source
+
+if TYPE_CHECKING:
+    from rlx.api.graph import Graph
 
 __all__ = ["Device", "compile", "devices", "load"]
 
@@ -72,7 +74,8 @@ def load(
     from rlx.api.onnx import onnx_source
 
     backend, target, options = _choose(device, threads, precision, host_ops)
-    return Executable(onnx_source(model, _checked_dims(dims)), backend, target, options)
+    source = onnx_source(model, _checked_dims(dims), backend, target, options)
+    return Executable(source, backend, target, options)
 
 
 def compile(  # noqa: A001  (the verb users expect, as in re.compile)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
 __all__ = [
+    "AdoptingGraph",
     "Backend",
     "CompileOptions",
     "CompiledGraph",
@@ -67,14 +68,6 @@ class CompiledGraph(Protocol):
 
     def set_weight(self, name: str, data: Array) -> None:
         """Point a param (or derived param) at its data; the array is kept, not copied, and must be C-contiguous."""
-        ...
-
-    def adopt_weights(self, data: dict[str, Array]) -> None:
-        """Take over arrays that were computed for this program alone, by param name.
-
-        Like `set_weight` for each, but the backend may copy them to where its kernels read them best. The dict is
-        emptied, one array at a time, so that both copies of all of them never exist at once.
-        """
         ...
 
     def plan(self, uppers: Mapping[str, int]) -> None:
@@ -150,6 +143,19 @@ class SavedGraph:
 
     data: Mapping[str, Any]
     blobs: Sequence[Any]
+
+
+@runtime_checkable
+class AdoptingGraph(Protocol):
+    """A compiled graph with a better place for weights than where NumPy put them."""
+
+    def adopt_weights(self, data: dict[str, Array]) -> None:
+        """Take over arrays that were computed for this program alone, by param name.
+
+        Like `set_weight` for each, but they may be copied to where kernels read them best. The dict is emptied, one
+        array at a time, so that both copies of all of them never exist at once.
+        """
+        ...
 
 
 @runtime_checkable

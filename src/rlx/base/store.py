@@ -85,11 +85,15 @@ class Store:
                 path.unlink(missing_ok=True)
             else:
                 os.utime(path)
-        except OSError:  # a folder that may only be read: damaged entries stay, and the order of use is not kept
+        except (
+            OSError
+        ):  # a folder that may only be read: damaged entries stay, and the order of use is not kept
             pass
         return payload
 
-    def put(self, kind: str, key: str, payload: _Bytes | Sequence[_Bytes], *, quick: bool = False) -> bool:
+    def put(
+        self, kind: str, key: str, payload: _Bytes | Sequence[_Bytes], *, quick: bool = False
+    ) -> bool:
         """Write an entry; failing to (full disk, no permission) only costs the next process time.
 
         Args:
@@ -101,7 +105,7 @@ class Store:
         Returns:
             Whether the entry was written. One that alone would take half of the limit is not.
         """
-        parts = [memoryview(p).cast("B") for p in ([payload] if _is_bytes(payload) else payload) if len(memoryview(p).cast("B"))]
+        parts = [_flat(p) for p in ([payload] if _is_bytes(payload) else payload)]
         nbytes = sum(-(-len(p) // ALIGNMENT) * ALIGNMENT for p in parts)
         if nbytes > self.limit // 2 or not self._is_usable(create=True):
             return False
@@ -211,6 +215,14 @@ def _is_bytes(payload: object) -> bool:
     return isinstance(payload, (bytes, bytearray, memoryview, np.ndarray))
 
 
+def _flat(part: Any) -> memoryview:
+    """Return the bytes of a part; NumPy's own views also take dtypes that the buffer protocol does not know."""
+    if isinstance(part, np.ndarray):
+        array: np.ndarray[Any, Any] = part
+        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return memoryview(part).cast("B") if len(part) else memoryview(b"")
+
+
 def _write(file: Any, parts: Sequence[memoryview], check: bytes, key: bytes) -> None:
     """Write header and parts; the checksum is taken from the file's pages, as readers will."""
     file.write(bytes(_ALIGNED))
@@ -239,12 +251,16 @@ def _digest(payload: memoryview, check: bytes) -> bytes:
 def _verified(mapped: memoryview, kind: str, key: str) -> memoryview | None:
     """Return the payload if the header and the checksum fit, else None."""
     start = len(_MAGIC) + 1
-    if len(mapped) < _ALIGNED or mapped[: len(_MAGIC)] != _MAGIC:
+    if len(mapped) < _ALIGNED or bytes(mapped[: len(_MAGIC)]) != _MAGIC:
         return None
     fields, check = bytes(mapped[start:_HEADER]), bytes(mapped[len(_MAGIC) : start])
     length = int.from_bytes(fields[32:40], "little")
     payload = mapped[_ALIGNED:]
-    if check not in (_SHA256, _SUMS) or fields[:32] != _key_hash(kind, key) or len(payload) != length:
+    if (
+        check not in (_SHA256, _SUMS)
+        or fields[:32] != _key_hash(kind, key)
+        or len(payload) != length
+    ):
         return None
     return payload if _digest(payload, check) == fields[40:72] else None
 

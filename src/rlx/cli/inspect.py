@@ -69,8 +69,8 @@ def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
     show_table(
         "Compile time", ("stage", "seconds"), [(k, round(v, 3)) for k, v in program.seconds.items()]
     )
-    if program.graph.facts.guards:
-        show_table("Guards", ("assumption",), [(str(g),) for g in program.graph.facts.guards])
+    if program.signature.guards:
+        show_table("Guards", ("assumption",), [(str(g),) for g in program.signature.guards])
     if fusion:
         for line in program.report:
             console.print(line, highlight=False)

@@ -110,6 +110,10 @@ class SideFiles:
     folder: Path | None
     _maps: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
+    def opened(self) -> dict[Path, memoryview]:
+        """Return the files read so far, by resolved path."""
+        return {Path(key[1:]): view for key, view in self._maps.items() if key.startswith("/")}
+
     def read(self, location: str, what: str) -> memoryview:
         """Return all bytes of the file at ``location``, as a shared map.
 

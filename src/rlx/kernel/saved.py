@@ -8,7 +8,7 @@ beside it. Kernels are named by symbol. Operators that the host runs have no suc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 from rlx.base.dims import Dim, DimExpr, parse_dim, symbol, symbol_atoms
 from rlx.base.errors import UsageError
@@ -170,19 +170,24 @@ def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) ->
 
 def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader) -> Thunk:
     kind, args, kernel, chunks, node, inplace, scratch, may_fail, target, immediate = row
+    info: NodeInfo | None = None if node < 0 else nodes[node]
     return Thunk(
         ThunkKind(kind),
         tuple([_arg_from_data(a, dims) for a in args]),
         kernel,
         dims(chunks),
-        None if node < 0 else nodes[node],
+        info,
         None,
-        tuple([(int(a), int(b)) for a, b in cast("list[list[int]]", inplace)]),
+        _pairs(inplace),
         dims(scratch),
         bool(may_fail),
         target,
         immediate,
     )
+
+
+def _pairs(data: list[list[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple([(int(a), int(b)) for a, b in data])
 
 
 def _arg_from_data(data: list[int] | int | str, dims: DimReader) -> Arg:

@@ -23,15 +23,15 @@ from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, PassContext, Pipeline
 from rlx.passes.pipelines import default_pipeline
 
-__all__ = ["Program", "compile_graph"]
+__all__ = ["Compiled", "compile_graph"]
 
 _PACKED_GROWTH = 256
 """A packed layout may pad a narrow matrix to a whole panel."""
 
 
 @dataclass
-class Program:
-    """One compiled variant of a model.
+class Compiled:
+    """A graph after all passes, and what the backend made of it.
 
     Attributes:
         graph: after all passes; its params are what the kernels read (derived params included).
@@ -47,8 +47,10 @@ class Program:
     report: list[str] = field(default_factory=list[str])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
-    def load_params(self, params: Mapping[str, Array]) -> None:
-        """Compute derived params and hand all weights to the backend.
+    def own_and_derived(
+        self, params: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the weights the backend's part reads: the model's own among them, and the computed ones.
 
         Args:
             params: data of the model's own params by name.
@@ -64,17 +66,21 @@ class Program:
             raise UsageError(
                 f"params without data: {', '.join(missing)}; set them before the first run"
             )
-        own = {n: params[n] for n in self.param_program.graph.params}
-        derived = evaluate(self.param_program.graph, own)
+        inputs = {n: params[n] for n in self.param_program.graph.params}
+        computed = evaluate(self.param_program.graph, inputs)
+        own: dict[str, Array] = {}
+        derived: dict[str, Array] = {}
         for name in self.graph.params:
-            data = derived.get(name, params.get(name))
-            assert data is not None
-            self.compiled.set_weight(name, np.ascontiguousarray(data))
+            if name in computed:
+                derived[name] = np.ascontiguousarray(computed[name])
+            else:
+                own[name] = np.ascontiguousarray(params[name])
+        return own, derived
 
 
 def compile_graph(
     graph: Graph, backend: Backend, target: Target, options: CompileOptions
-) -> Program:
+) -> Compiled:
     """Optimise a graph for a target and compile it. The graph is consumed.
 
     Raises:
@@ -97,4 +103,4 @@ def compile_graph(
     passed = time.perf_counter()
     compiled = backend.compile(graph, target, options)
     seconds = {"passes": passed - started, "backend": time.perf_counter() - passed}
-    return Program(graph, context.params, compiled, context.report, seconds)
+    return Compiled(graph, context.params, compiled, context.report, seconds)

@@ -6,27 +6,35 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import getLogger
-from typing import Any, Self, cast
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
-from rlx.backends.protocol import Backend, CompileOptions, MemoryReport
+from rlx.backends.protocol import (
+    AdoptingGraph,
+    Backend,
+    CompiledGraph,
+    CompileOptions,
+    MemoryReport,
+)
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, DimExpr, evaluate, symbols_of
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.target import Target
-from rlx.ir.clone import clone_graph
-from rlx.ir.graph import Graph
-from rlx.runtime.compile import Program, compile_graph
+from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
 
-__all__ = ["Executable", "Source", "TensorSpec", "graph_source"]
+if TYPE_CHECKING:
+    from rlx.ir.graph import Graph
+
+__all__ = ["Executable", "Program", "Source", "TensorSpec", "graph_source"]
 
 _LOG = getLogger("rlx")
-_MAX_VARIANTS = 8
 _MAX_BINDINGS = 256
 
 
@@ -51,12 +59,18 @@ class Source:
         inputs: names, dtypes and shapes (static or symbolic) of the inputs in order.
         build: (hints, fixed) -> a new graph. Hints give a value for every symbol; extents in `fixed` become static.
         uppers: bounds the user gave for symbols.
+        cache: where compiled programs are kept between processes, if anywhere.
+        interface: what the front end wants kept beside them.
+        files: the mapped files of the model, once it was read; weights may be views of them.
     """
 
     name: str
     inputs: list[tuple[str, DType, tuple[Dim, ...]]]
     build: Callable[[Mapping[str, int], Mapping[str, int]], Graph]
     uppers: dict[str, int]
+    cache: ProgramCache | None = None
+    interface: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    files: Callable[[], Mapping[Path | None, memoryview]] = dict[Path | None, memoryview]
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
@@ -66,6 +80,7 @@ def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Sourc
         graph: what every program is a copy of.
         uppers: bounds of symbols.
     """
+    from rlx.ir.clone import clone_graph
 
     def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
         copied = clone_graph(graph, dict(fixed))
@@ -77,25 +92,35 @@ def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Sourc
 
 
 @dataclass
+class Program:
+    """One compiled variant of a model.
+
+    Attributes:
+        compiled: the backend's part.
+        signature: outputs, and the assumptions about extents.
+        report: why things fused or did not, by pass.
+        seconds: how long each stage took.
+        graph: after all passes; None if the program came from the cache.
+    """
+
+    compiled: CompiledGraph
+    signature: Signature
+    report: list[str] = field(default_factory=list[str])
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    graph: Graph | None = None
+
+
+@dataclass
 class _Variant:
     program: Program
-    fixed: dict[str, int]
     uppers: dict[str, int]
-
-    def fits(self, env: Mapping[str, int]) -> bool:
-        """Return whether all guards hold for these extents."""
-        if any(env[name] != value for name, value in self.fixed.items()):
-            return False
-        if any(env[s] < 1 for s in self.uppers if s not in self.fixed):
-            return False
-        return all(g.holds(dict(env)) for g in self.program.graph.facts.guards)
 
 
 @dataclass
 class _Binding:
     """Everything that follows from the shapes of one call."""
 
-    variant: _Variant
+    run: Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
     env: dict[str, int]
     outputs: list[tuple[tuple[int, ...], np.dtype[Any]]]
 
@@ -255,7 +280,7 @@ class Executable:
             if binding is None:
                 binding = self._bind(key)
             outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
-            binding.variant.program.compiled.run(arrays, outputs, binding.env)
+            binding.run(arrays, outputs, binding.env)
         return outputs
 
     def _accept(self, position: int, given: Any) -> Array:
@@ -299,12 +324,11 @@ class Executable:
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
         env = self._environment(key)
         variant = self._variant(env)
-        graph = variant.program.graph
+        declared = variant.program.signature.outputs
         outputs = [
-            (tuple(_extent(d, env) for d in v.type.shape), v.type.dtype.numpy)
-            for v in graph.outputs
+            (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
         ]
-        binding = _Binding(variant, env, outputs)
+        binding = _Binding(variant.program.compiled.run, env, outputs)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
             self._bindings.popitem(last=False)
@@ -345,15 +369,15 @@ class Executable:
 
     def _variant(self, env: dict[str, int]) -> _Variant:
         for variant in self._variants:
-            if variant.fits(env):
+            if variant.program.signature.fits(env):
                 self._grow(variant, env)
                 if variant is not self._variants[0]:
                     self._variants.remove(variant)
                     self._variants.insert(0, variant)
                 return variant
-        if len(self._variants) >= _MAX_VARIANTS:
+        if len(self._variants) >= MAX_VARIANTS:
             raise UsageError(
-                f"{self._source.name} was compiled {_MAX_VARIANTS} times for different assumptions about its extents; "
+                f"{self._source.name} was compiled {MAX_VARIANTS} times for different assumptions about its extents; "
                 f"give fixed extents with dims= (now {env})"
             )
         fixed = {name: value for name, value in env.items() if value < 1}
@@ -367,51 +391,90 @@ class Executable:
         }
         if grown:
             variant.uppers.update(grown)
-            variant.program.graph.facts.uppers.update(grown)
             variant.program.compiled.plan(variant.uppers)
 
     def _compile(
         self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
     ) -> _Variant:
-        graph = self._source.build(env, fixed)
+        source = self._source
+        uppers = {n: max(v, source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
+        program = self._restore(env, uppers) or self._build(env, fixed, uppers, is_call=is_call)
+        variant = _Variant(program, uppers)
+        self._variants.insert(0, variant)
+        self._bindings.clear()
+        signature = program.signature
+        if len(self._variants) > 1:
+            guards = "; ".join(map(str, signature.guards)) or f"extents {fixed}"
+            count = len(self._variants)
+            _LOG.info("%s: compiled variant %d for %s (%s)", source.name, count, dict(env), guards)
+        if self._outputs is None:
+            self._set_outputs(signature)
+        return variant
+
+    def _restore(self, env: Mapping[str, int], uppers: Mapping[str, int]) -> Program | None:
+        """Return a program for these extents from the cache."""
+        if self._source.cache is None:
+            return None
+        started = perf_counter()
+        found = self._source.cache.restore(env)
+        if found is None:
+            return None
+        found.compiled.plan(uppers)
+        seconds = {"cache": perf_counter() - started}
+        return Program(found.compiled, found.signature, found.report, seconds)
+
+    def _build(
+        self,
+        env: Mapping[str, int],
+        fixed: Mapping[str, int],
+        uppers: Mapping[str, int],
+        *,
+        is_call: bool,
+    ) -> Program:
+        """Compile a program for these extents and keep it in the cache."""
+        from rlx.runtime.compile import compile_graph
+
+        source = self._source
+        graph = source.build(env, fixed)
         broken = [g for g in graph.facts.guards if is_call and not g.holds(dict(env))]
         if broken:  # a graph built by hand keeps the assumptions it was built under
             raise UsageError(
-                f"{self._source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
+                f"{source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
             )
-        uppers = {
-            n: max(v, self._source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed
-        }
         graph.facts.uppers = dict(uppers)
         if not self._params:
             self._params = {n: p.data for n, p in graph.params.items() if p.data is not None}
-        names = list(graph.output_names)
-        program = compile_graph(graph, self._backend, self._target, self._options)
-        program.compiled.plan(uppers)
-        program.load_params(self._params)
-        variant = _Variant(program, fixed, uppers)
-        self._variants.insert(0, variant)
-        self._bindings.clear()
-        if len(self._variants) > 1:
-            guards = "; ".join(map(str, graph.facts.guards)) or f"extents {fixed}"
-            _LOG.info(
-                "%s: compiled variant %d for %s (%s)",
-                self._source.name,
-                len(self._variants),
-                dict(env),
-                guards,
+        made = compile_graph(graph, self._backend, self._target, self._options)
+        made.compiled.plan(uppers)
+        values = zip(graph.output_names, graph.outputs, strict=True)
+        outputs = [(n, v.type.dtype, v.type.shape) for n, v in values]
+        signature = Signature(outputs, list(graph.facts.guards), dict(fixed), list(uppers))
+        own, derived = made.own_and_derived(self._params)
+        if source.cache is not None:
+            source.cache.save(
+                made.compiled,
+                signature,
+                source.interface,
+                own,
+                derived,
+                source.files(),
+                made.report,
             )
-        if self._outputs is None:
-            self._output_names = names
-            values = zip(names, graph.outputs, strict=True)
-            self._outputs = [TensorSpec(n, v.type.dtype, _shown(v.type.shape)) for n, v in values]
-            fields = [
-                n if n.isidentifier() and not n.startswith("_") else f"output{i}"
-                for i, n in enumerate(names)
-            ]
-            make: Any = namedtuple  # noqa: PYI024  (the fields are data)
-            self._result_type = make("Outputs", fields, rename=True)
-        return variant
+        if isinstance(made.compiled, AdoptingGraph):
+            made.compiled.adopt_weights(derived)
+        for name, data in {**own, **derived}.items():
+            made.compiled.set_weight(name, data)
+        return Program(made.compiled, signature, made.report, made.seconds, made.graph)
+
+    def _set_outputs(self, signature: Signature) -> None:
+        names = self._output_names = [n for n, _, _ in signature.outputs]
+        self._outputs = [TensorSpec(n, d, _shown(s)) for n, d, s in signature.outputs]
+        fields = [
+            n if n.isidentifier() and not n.startswith("_") else f"output{i}"
+            for i, n in enumerate(names)
+        ]
+        make: Any = namedtuple  # noqa: PYI024  (the fields are data)
+        self._result_type = make("Outputs", fields, rename=True)
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

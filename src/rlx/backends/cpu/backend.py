@@ -95,7 +95,9 @@ class CpuBackend:
         del target
         import llvmlite  # without its binding, which takes 50 ms
 
-        return f"{self._isa()!r} llvmlite {llvmlite.__version__}"
+        isa = self._isa()
+        caches = (isa.l1d, isa.l2, isa.l3)  # kernels are tiled for them
+        return f"{isa.name} {isa.triple} {isa.cpu} {isa.feature_string} {caches} llvmlite {llvmlite.__version__}"
 
     def save(self, compiled: Any) -> SavedGraph | None:
         """Return the schedule, the machine code and the constants of a program without host operators."""
@@ -129,7 +131,9 @@ class CpuBackend:
         program = program_from_data(data["program"], constants, DimReader(data["symbols"]))
         objects = [bytes(blob) for blob in saved.blobs[:count]]
         dispatch = [(name, how, number) for name, how, number in data["dispatch"]]
-        return CpuProgram(program, objects, self._isa(), _threads(options), dispatch, _object_cache())
+        return CpuProgram(
+            program, objects, self._isa(), _threads(options), dispatch, _object_cache()
+        )
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return the instruction set, caches and LLVM version."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from string import Template
 
-from rlx.backends.cpu.abi import CTX, Failure
 from rlx.backends.cpu.system import CLOCK_COARSE
+from rlx.backends.cpu.words import CTX, Failure
 
 __all__ = ["DISPATCH_IR"]
 

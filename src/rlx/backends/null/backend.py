@@ -53,10 +53,6 @@ class _Compiled:
     def set_weight(self, name: str, data: Array) -> None:
         self._weights[name] = data.nbytes
 
-    def adopt_weights(self, data: dict[str, Array]) -> None:
-        while data:
-            self.set_weight(*data.popitem())
-
     def plan(self, uppers: Mapping[str, int]) -> None:
         self._plan = plan_memory(self.program, uppers)
 

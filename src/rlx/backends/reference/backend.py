@@ -30,11 +30,6 @@ class _Compiled:
     def set_weight(self, name: str, data: Array) -> None:
         self._weights[name] = data
 
-    def adopt_weights(self, data: dict[str, Array]) -> None:
-        """Keep all of them."""
-        while data:
-            self.set_weight(*data.popitem())
-
     def plan(self, uppers: Mapping[str, int]) -> None:
         """NumPy allocates as it goes."""
 

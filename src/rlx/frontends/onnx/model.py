@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any
 
-from rlx.base.errors import ModelError, ParseError, UsageError
-from rlx.frontends.checked import SideFiles, map_source, window
+from rlx.base.errors import ModelError, ParseError
+from rlx.frontends.checked import SideFiles, window
 from rlx.frontends.onnx.graph import (
     AttributeRef,
     AttributeValue,
@@ -36,6 +36,7 @@ from rlx.frontends.onnx.graph import (
     TypeSpec,
     ValueInfo,
 )
+from rlx.frontends.onnx.source import ModelSource, OpenModel, open_model
 from rlx.frontends.onnx.structure import check_functions, check_structure
 from rlx.frontends.onnx.tensor import (
     ElementType,
@@ -79,24 +80,17 @@ MAX_IR_VERSION = 14
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-@runtime_checkable
-class _Serializable(Protocol):
-    """A protobuf message, of whatever library."""
-
-    def SerializeToString(self) -> bytes: ...  # noqa: N802
-
-
-ModelSource = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO | _Serializable
-
-
-def load_model(source: ModelSource, *, folder: str | os.PathLike[str] | None = None) -> Model:
+def load_model(
+    source: ModelSource | OpenModel, *, folder: str | os.PathLike[str] | None = None
+) -> Model:
     """Read and check an ONNX model.
 
     Weights are not copied: tensors of a model loaded by path are views of the mapped file, which
     must not be changed while they are in use. A mutable buffer is copied once.
 
     Args:
-        source: a path, the bytes of a file, a binary stream (read to its end), or a message object.
+        source: a path, the bytes of a file, a binary stream (read to its end), a message object, or what `open_model`
+            made of one.
         folder: where external data is looked up; by default the folder of the path. A model given
             as bytes has none.
 
@@ -109,7 +103,9 @@ def load_model(source: ModelSource, *, folder: str | os.PathLike[str] | None = N
         ParseError: the bytes are not an ONNX file, or are damaged.
         ModelError: the file breaks a rule of ONNX, or refers to external data it may not have.
     """
-    data, name, home = _open(source)
+    opened = open_model(source)
+    data, name = opened.data, opened.name
+    home = opened.path.parent if opened.path is not None else None
     root = Path(folder) if folder is not None else home
     context = _Context(SideFiles(root), name)
     hint = _other_format(data)
@@ -117,36 +113,8 @@ def load_model(source: ModelSource, *, folder: str | os.PathLike[str] | None = N
         raise ParseError(f"{name} is not an ONNX model: it looks like {hint}")
     model: Model = Reader(_SPECS, context, name).read("ModelProto", data)
     check_functions(model.functions, model.graph, name)
-    return replace(model, shadowed=check_structure(model))
-
-
-def _open(source: ModelSource) -> tuple[memoryview, str, Path | None]:
-    """Return the bytes, a name for messages, and the folder of a source."""
-    if isinstance(source, (str, os.PathLike)):
-        path = Path(source)
-        return map_source(path, "an ONNX model"), str(path), path.parent
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _view(source), "the given bytes", None
-    if isinstance(source, _Serializable):
-        return _view(source.SerializeToString()), f"the given {type(source).__name__}", None
-    if callable(getattr(source, "read", None)):
-        data = source.read()
-        if not isinstance(data, bytes):  # pyright: ignore[reportUnnecessaryIsInstance] (text streams)
-            raise UsageError(
-                f"a stream must be opened in binary mode; read() returned {type(data).__name__}"
-            )
-        return _view(data), "the given stream", None
-    raise UsageError(
-        f"an ONNX model is loaded from a path, bytes, a binary stream or an object with "
-        f"SerializeToString(), not from {type(source).__name__}"
-    )
-
-
-def _view(data: bytes | bytearray | memoryview) -> memoryview:
-    view = memoryview(data)
-    if view.readonly and view.c_contiguous and view.nbytes:
-        return view.cast("B")
-    return memoryview(view.tobytes())  # else the caller could change the weights
+    files = {None: data, **context.files.opened()}
+    return replace(model, shadowed=check_structure(model), files=files)
 
 
 _MAGIC = (

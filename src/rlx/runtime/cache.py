@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiled programs on disk, so that a second process neither reads a model again nor runs a pass.
+
+One model, target and set of options has a key; under it lie its variants, numbered from 0. A variant is an entry
+`program` (what the file declares, guards, schedule, machine code, constants) and, where weights were computed, an entry
+`weights` that is mapped in place. Params that are plain views of the model's files stay views of those files.
+
+What is found is used only if it fits: files have the recorded stamps, guards hold, checksums are right. Whatever does
+not read back counts as not found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlx
+from rlx._version import __version__
+from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions, SavedGraph, SavingBackend
+from rlx.base import config
+from rlx.base.dims import Dim, parse_dim, symbol, symbol_atoms
+from rlx.base.dtypes import DType
+from rlx.base.errors import RlxError
+from rlx.base.facts import Guard
+from rlx.base.numeric import Array
+from rlx.base.store import ALIGNMENT, Store, default_store
+from rlx.base.target import Target
+
+__all__ = ["MAX_VARIANTS", "ProgramCache", "Restored", "Signature", "identify", "open_cache"]
+
+_LOG = getLogger("rlx")
+_FORMAT = 1
+MAX_VARIANTS = 8
+"""Programs of one model for different assumptions about its extents."""
+_SETTLED = 0.1
+"""A file younger than so many seconds could change again within one tick of its time stamp."""
+_HEAD = 16
+_BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, RlxError)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What runs of a program look like from outside.
+
+    Attributes:
+        outputs: name, dtype and shape of every output in order.
+        guards: what must hold for the extents of a call.
+        fixed: extents it was compiled for.
+        free: the other symbols; each is at least 1.
+    """
+
+    outputs: Sequence[tuple[str, DType, tuple[Dim, ...]]]
+    guards: Sequence[Guard] = ()
+    fixed: Mapping[str, int] = field(default_factory=dict[str, int])
+    free: Sequence[str] = ()
+
+    def fits(self, env: Mapping[str, int]) -> bool:
+        """Return whether a program may run with these extents."""
+        if any(env[name] != value for name, value in self.fixed.items()):
+            return False
+        if any(env[name] < 1 for name in self.free):
+            return False
+        return all(g.holds(dict(env)) for g in self.guards)
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A program that was found.
+
+    Attributes:
+        compiled: ready to be planned; its weights are set.
+        signature: as it was saved.
+        report: remarks of the passes.
+    """
+
+    compiled: CompiledGraph
+    signature: Signature
+    report: list[str]
+
+
+def identify(path: Path | None, data: memoryview) -> list[Any]:
+    """Return what identifies the bytes of a file across processes.
+
+    That is its stamp (resolved path, size, times, inode), or a hash of the bytes: under `RLX_CACHE=content`, where
+    there is no file, and for files so young that they may change again without a new stamp.
+    """
+    if path is not None and config.CACHE.get() != "content":
+        status = path.stat()
+        if abs(time.time() - status.st_mtime) > _SETTLED and status.st_size == len(data):
+            times = (status.st_mtime_ns, status.st_ctime_ns)
+            return [os.path.realpath(path), status.st_size, *times, status.st_dev, status.st_ino]
+    return [hashlib.sha256(data).hexdigest(), len(data)]
+
+
+@cache
+def _code_stamp() -> str:
+    """Return a hash of the names, sizes and times of rlx's own source files: programs of other code never load."""
+    files: list[tuple[str, int, int]] = []
+    folders = [str(Path(rlx.__file__).parent)]
+    while folders:
+        for entry in os.scandir(folders.pop()):
+            if entry.is_dir(follow_symlinks=False):
+                folders.append(entry.path)
+            elif entry.name.endswith(".py"):
+                status = entry.stat()
+                files.append((entry.path, status.st_size, status.st_mtime_ns))
+    return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
+
+
+def open_cache(
+    identity: Sequence[Any],
+    path: Path | None,
+    data: memoryview,
+    backend: Backend,
+    target: Target,
+    options: CompileOptions,
+) -> ProgramCache | None:
+    """Return the cache of one model on one target, or None where programs are not cached.
+
+    Args:
+        identity: of the model, from `identify`.
+        path: of the model; files beside it are named relative to its folder.
+        data: the model's bytes, for params that are views of them.
+        backend: which must know how to save programs.
+        target: what programs are compiled for.
+        options: likewise.
+    """
+    store = default_store()
+    if store is None or not isinstance(backend, SavingBackend) or config.DUMP.get():
+        return None
+    parts = [
+        _FORMAT,
+        __version__,
+        _code_stamp(),
+        identity,
+        backend.name,
+        backend.fingerprint(target),
+        options.host_ops,
+    ]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    folder = None if path is None else path.resolve().parent
+    return ProgramCache(store, key, folder, data, backend, target, options)
+
+
+class ProgramCache:
+    """The programs of one model for one target; see `open_cache`."""
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        folder: Path | None,
+        data: memoryview,
+        backend: SavingBackend,
+        target: Target,
+        options: CompileOptions,
+    ) -> None:
+        self._store = store
+        self._key = key
+        self._folder = folder
+        self._data = data
+        self._backend = backend
+        self._target = target
+        self._options = options
+        self._found: dict[int, _Entry | None] = {}
+
+    def interface(self) -> dict[str, Any] | None:
+        """Return what the front end wrote about the model with its first program."""
+        first = self._entry(0)
+        return None if first is None else first.head.get("interface")
+
+    def restore(self, env: Mapping[str, int]) -> Restored | None:
+        """Return a program that may run with these extents, its weights in place."""
+        for index in range(MAX_VARIANTS):
+            entry = self._entry(index)
+            if entry is None:
+                return None
+            try:
+                signature = _read_signature(entry.head)
+                if signature.fits(env):
+                    return self._restored(entry, signature)
+            except _BROKEN as error:
+                _LOG.warning(
+                    "a cached program does not load (%s: %s); compiling",
+                    type(error).__name__,
+                    error,
+                )
+                self._drop(index)
+                return None
+        return None
+
+    def save(
+        self,
+        compiled: CompiledGraph,
+        signature: Signature,
+        interface: Mapping[str, Any],
+        own: Mapping[str, Array],
+        derived: Mapping[str, Array],
+        files: Mapping[Path | None, memoryview],
+        report: Sequence[str] = (),
+    ) -> bool:
+        """Write a program as the next variant; return whether it is there now.
+
+        Args:
+            compiled: of the backend this cache is for.
+            signature: what its runs look like.
+            interface: what the front end wants to know without reading the model.
+            own: params that are the model's own, by name.
+            derived: params that were computed.
+            files: the mapped files of the model, in whose bytes own params may lie. None is the model itself.
+            report: remarks of the passes.
+        """
+        index = next((i for i in range(MAX_VARIANTS) if self._entry(i) is None), -1)
+        saved = self._backend.save(compiled) if index >= 0 else None
+        if saved is None:
+            return False
+        regions = _Regions(files, self._folder)
+        placed = {name: regions.place(array) for name, array in own.items()}
+        stored = {**{n: own[n] for n, p in placed.items() if p is None}, **derived}
+        try:
+            used = regions.used()
+        except OSError:
+            return False
+        key = secrets.token_hex(32) if stored else ""
+        head = {
+            **_write_signature(signature),
+            "interface": dict(interface),
+            "files": used,
+            "params": {n: [*_described(own[n]), *p] for n, p in placed.items() if p is not None},
+            "weights_key": key,
+            "weights": {n: _described(a) for n, a in stored.items()},
+            "report": list(report),
+            "compiled": saved.data,
+            "blobs": [
+                len(memoryview(b).cast("B")) if isinstance(b, bytes) else b.nbytes
+                for b in saved.blobs
+            ],
+        }
+        if key and not self._store.put("weights", key, list(stored.values()), quick=True):
+            return False
+        text = json.dumps(head, separators=(",", ":")).encode()
+        prefix = len(text).to_bytes(_HEAD, "little") + text
+        self._found.clear()
+        return self._store.put("program", self._variant_key(index), [prefix, *saved.blobs])
+
+    # -- entries -----------------------------------------------------------------------------------------------------
+
+    def _variant_key(self, index: int) -> str:
+        return hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
+
+    def _entry(self, index: int) -> _Entry | None:
+        if index not in self._found:
+            self._found[index] = self._read(index)
+        return self._found[index]
+
+    def _read(self, index: int) -> _Entry | None:
+        payload = self._store.get("program", self._variant_key(index))
+        if payload is None:
+            return None
+        try:
+            length = int.from_bytes(payload[:_HEAD], "little")
+            head = json.loads(bytes(payload[_HEAD : _HEAD + length]))
+            blobs = list(_parts(payload, _HEAD + length, head["blobs"]))
+            files = [self._data, *(self._side_file(*f) for f in head["files"])]
+        except (*_BROKEN, OSError):
+            self._drop(index)  # external data changed, or the entry is damaged beyond its checksum
+            return None
+        return _Entry(head, blobs, files)
+
+    def _drop(self, index: int) -> None:
+        """Remove a variant and those after it, which could not be found without it."""
+        for later in range(index, MAX_VARIANTS):
+            self._store.remove("program", self._variant_key(later))
+        self._found.clear()
+
+    def _side_file(self, location: str, identity: list[Any]) -> memoryview:
+        from rlx.frontends.checked import contained_path, map_file
+
+        if self._folder is None:
+            raise ValueError("a model without a folder has no external data")
+        path = contained_path(self._folder, location, "a cached program")
+        data = map_file(path)
+        if identify(path, data) != identity:
+            raise ValueError(f"{path} changed")
+        return data
+
+    def _restored(self, entry: _Entry, signature: Signature) -> Restored:
+        head = entry.head
+        weights = self._weights(head)
+        for name, (dtype, shape, number, offset) in head["params"].items():
+            data: memoryview = entry.files[number]
+            weights[name] = _array(data, dtype, shape, offset)
+        saved = SavedGraph(head["compiled"], entry.blobs)
+        compiled = self._backend.restore(saved, self._target, self._options)
+        try:
+            for name, array in weights.items():
+                compiled.set_weight(name, array)
+        except BaseException:
+            compiled.close()
+            raise
+        return Restored(compiled, signature, head["report"])
+
+    def _weights(self, head: Mapping[str, Any]) -> dict[str, Array]:
+        if not head["weights_key"]:
+            return {}
+        payload = self._store.get("weights", head["weights_key"])
+        if payload is None:
+            raise ValueError("its weights are gone")
+        out: dict[str, Array] = {}
+        offset = 0
+        for name, (dtype, shape) in head["weights"].items():
+            array = out[name] = _array(payload, dtype, shape, offset)
+            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return out
+
+
+@dataclass(frozen=True)
+class _Entry:
+    head: dict[str, Any]
+    blobs: list[memoryview]
+    files: list[memoryview]
+    """The model, then the files beside it."""
+
+
+class _Regions:
+    """Finds out which arrays are views of a model's mapped files."""
+
+    def __init__(self, files: Mapping[Path | None, memoryview], folder: Path | None) -> None:
+        self._folder = folder
+        self._files = [(None, files[None])] if None in files else []
+        self._files += [(p, v) for p, v in files.items() if p is not None]
+        self._starts = [_address(view) for _, view in self._files]
+        self._used: dict[int, int] = {}
+
+    def place(self, array: Array) -> tuple[int, int] | None:
+        """Return (number of the file, offset) of an array that is a view, else None."""
+        start = int(array.__array_interface__["data"][0])
+        if not array.flags.c_contiguous or array.nbytes == 0:
+            return None
+        for index, ((path, view), first) in enumerate(zip(self._files, self._starts, strict=True)):
+            if first <= start and start + array.nbytes <= first + len(view):
+                if path is None:
+                    return 0, start - first
+                return self._used.setdefault(index, len(self._used) + 1), start - first
+        return None
+
+    def used(self) -> list[list[Any]]:
+        """Return (location, identity) of every file beside the model, as numbered from 1.
+
+        Files that no param lies in count as well: constants may come from them.
+        """
+        for index, (path, _) in enumerate(self._files):
+            if path is not None:
+                self._used.setdefault(index, len(self._used) + 1)
+        out: list[list[Any]] = []
+        for index in self._used:
+            path, view = self._files[index]
+            assert path is not None
+            assert self._folder is not None
+            out.append([path.relative_to(self._folder).as_posix(), identify(path, view)])
+        return out
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
+
+
+def _described(array: Array) -> list[Any]:
+    return [DType.of(array.dtype).value, list(array.shape)]
+
+
+def _array(data: memoryview, dtype: str, shape: Sequence[int], offset: int) -> Array:
+    kind = DType.of(dtype).numpy
+    count = 1
+    for extent in shape:
+        count *= extent
+    if count == 0:
+        return np.empty(shape, kind)
+    return np.frombuffer(data, kind, count, offset).reshape(shape)
+
+
+def _parts(payload: memoryview, start: int, sizes: Sequence[int]) -> Iterator[memoryview]:
+    for size in sizes:
+        start = -(-start // ALIGNMENT) * ALIGNMENT
+        if not 0 <= size <= len(payload) - start:
+            raise ValueError("a part lies beyond the end")
+        yield payload[start : start + size]
+        start += size
+
+
+def _write_signature(signature: Signature) -> dict[str, Any]:
+    dims = [d for _, _, shape in signature.outputs for d in shape]
+    dims += [d for g in signature.guards for d in (g.left, g.right)]
+    return {
+        "symbols": {s.name: s.lower for d in dims for s in symbol_atoms(d)},
+        "outputs": [[n, t.value, [_text(d) for d in shape]] for n, t, shape in signature.outputs],
+        "guards": [[_text(g.left), g.relation, _text(g.right), g.reason] for g in signature.guards],
+        "fixed": dict(signature.fixed),
+        "free": list(signature.free),
+    }
+
+
+def _read_signature(head: Mapping[str, Any]) -> Signature:
+    lowers = head["symbols"]
+
+    def dim(data: int | str) -> Dim:
+        return (
+            data
+            if isinstance(data, int)
+            else parse_dim(data, lambda name: symbol(name, lowers[name]))
+        )
+
+    outputs = [(n, DType.of(t), tuple([dim(d) for d in shape])) for n, t, shape in head["outputs"]]
+    guards = [Guard(dim(a), relation, dim(b), reason) for a, relation, b, reason in head["guards"]]
+    return Signature(outputs, guards, head["fixed"], head["free"])
+
+
+def _text(dim: Dim) -> int | str:
+    return dim if isinstance(dim, int) else str(dim)
