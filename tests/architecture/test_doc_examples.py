@@ -44,6 +44,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
         env={
             **os.environ,
+            "RLX_CACHE_DIR": str(tmp_path / "cache"),
             "PYTHONPATH": os.pathsep.join([str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rlx.base.errors import UsageError
@@ -105,10 +106,10 @@ def _random(spec: TensorSpec, sizes: Mapping[str, int], generator: np.random.Gen
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table; columns after the first are aligned to the right where they hold numbers."""
-    table = Table(title=title, title_justify="left", header_style="bold")
+    table = Table(title=escape(title), title_justify="left", header_style="bold")
     for index, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(r[index], int | float) for r in rows)
         table.add_column(column, justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(f"{v:,}" if isinstance(v, int) else str(v) for v in row))
+        table.add_row(*(f"{v:,}" if isinstance(v, int) else escape(str(v)) for v in row))
     console.print(table)

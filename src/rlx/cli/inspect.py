@@ -73,6 +73,6 @@ def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
         show_table("Guards", ("assumption",), [(str(g),) for g in program.signature.guards])
     if fusion:
         for line in program.report:
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
     elif program.report:
         console.print(f"{len(program.report)} remarks on what did not fuse; --fusion lists them")

@@ -43,4 +43,4 @@ def opt(
     typer.echo(print_graph(graph))
     if explain:
         for line in context.report:
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
