@@ -170,7 +170,7 @@ def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) ->
 
 def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader) -> Thunk:
     kind, args, kernel, chunks, node, inplace, scratch, may_fail, target, immediate = row
-    info: NodeInfo | None = None if node < 0 else nodes[node]
+    info: NodeInfo | None = None if int(node) < 0 else nodes[int(node)]
     return Thunk(
         ThunkKind(kind),
         tuple([_arg_from_data(a, dims) for a in args]),

@@ -37,7 +37,15 @@ from rlx.base.numeric import Array
 from rlx.base.store import ALIGNMENT, Store, default_store
 from rlx.base.target import Target
 
-__all__ = ["MAX_VARIANTS", "ProgramCache", "Restored", "Signature", "identify", "open_cache"]
+__all__ = [
+    "MAX_VARIANTS",
+    "ProgramCache",
+    "Restored",
+    "Signature",
+    "code_stamp",
+    "identify",
+    "open_cache",
+]
 
 _LOG = getLogger("rlx")
 _FORMAT = 1
@@ -104,7 +112,7 @@ def identify(path: Path | None, data: memoryview) -> list[Any]:
 
 
 @cache
-def _code_stamp() -> str:
+def code_stamp() -> str:
     """Return a hash of the names, sizes and times of rlx's own source files: programs of other code never load."""
     files: list[tuple[str, int, int]] = []
     folders = [str(Path(rlx.__file__).parent)]
@@ -142,7 +150,7 @@ def open_cache(
     parts = [
         _FORMAT,
         __version__,
-        _code_stamp(),
+        code_stamp(),
         identity,
         backend.name,
         backend.fingerprint(target),
@@ -299,7 +307,7 @@ class ProgramCache:
         head = entry.head
         weights = self._weights(head)
         for name, (dtype, shape, number, offset) in head["params"].items():
-            data: memoryview = entry.files[number]
+            data = entry.files[int(number)]
             weights[name] = _array(data, dtype, shape, offset)
         saved = SavedGraph(head["compiled"], entry.blobs)
         compiled = self._backend.restore(saved, self._target, self._options)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.buffers import WeightBuffer, aligned_bytes
+from rlx.backends.cpu.buffers import WeightBuffer, address_of, aligned_bytes
 from rlx.backends.cpu.context import DONE, Context, Outcome
 from rlx.backends.cpu.dispatch import Status, native
 from rlx.backends.cpu.extents import Extents
@@ -187,7 +187,7 @@ class CpuProgram:
         context = self._context
         slots = context.slots
         for slot, array in zip(self._io, (*inputs, *outputs), strict=True):
-            slots[slot] = array.__array_interface__["data"][0]
+            slots[slot] = address_of(array)
         if env is self._env:
             pc = 1
         else:
