@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts the operators that ran on the host, so that a missing kernel is seen."""
+"""Runs cases, and counts the operators that ran on the host, so that a missing kernel is seen."""
 
 from __future__ import annotations
 
@@ -8,35 +8,30 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from rlx.base.errors import RlxError
 from rlx.testing import Case
 
 _HOSTED: Counter[str] = Counter()
 
 
 def _problems(case: Case) -> list[str]:
-    outcome = case.run()
+    try:
+        outcome = case.run()
+    except (RlxError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        return [f"raised {error!r}"]
     _HOSTED.update(f"{case.backend} {name}" for name in outcome.hosted)
     return outcome.problems
 
 
 @pytest.fixture
-def conforms() -> Callable[[Case], None]:
-    """Run a case and fail with its problems."""
-
-    def check(case: Case) -> None:
-        problems = _problems(case)
-        assert not problems, "; ".join(problems)
-
-    return check
-
-
-@pytest.fixture
-def all_conform() -> Callable[[Sequence[Case]], None]:
-    """Run many cases and fail with the problems of all."""
+def conform() -> Callable[[Sequence[Case]], None]:
+    """Run cases and fail with the problems of all."""
 
     def check(cases: Sequence[Case]) -> None:
         problems = [f"{case}: {problem}" for case in cases for problem in _problems(case)]
-        assert not problems, "\n".join(problems)
+        assert not problems, "\n".join(
+            [f"{len(problems)} problems in {len(cases)} cases", *problems]
+        )
 
     return check
 

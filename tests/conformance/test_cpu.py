@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The CPU backend conforms on both levels of x86-64; one test per operator, which names every case that does not."""
+
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from rlx.backends.cpu.isa import host_isa
 from rlx.ir.op import registered_ops
 from rlx.testing import Case, conformance
-from rlx.testing.conformance import Selection
 
 _OPS = sorted(name for name in registered_ops() if "." not in name)
 _HOSTS = {"v3": ("v3", "v4"), "v4": ("v4",)}
@@ -21,24 +22,18 @@ def _needs(level: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(host not in _HOSTS[level], reason=reason)
 
 
-def _cases(level: str, selection: Selection = "pairwise") -> list[Case]:
-    return conformance("cpu", knobs={"RLX_CPU_ISA": level}, selection=selection)
+_LEVELS = [pytest.param(name, marks=_needs(name)) for name in _HOSTS]
 
 
-@_needs("v4")
-@pytest.mark.parametrize("case", _cases("v4"), ids=str)
-def test_v4(case: Case, conforms: Callable[[Case], None]) -> None:
-    conforms(case)
-
-
-@_needs("v3")
-@pytest.mark.parametrize("case", _cases("v3"), ids=str)
-def test_v3(case: Case, conforms: Callable[[Case], None]) -> None:
-    conforms(case)
+@pytest.mark.parametrize("level", _LEVELS)
+@pytest.mark.parametrize("op", _OPS)
+def test_cpu(level: str, op: str, conform: Callable[[Sequence[Case]], None]) -> None:
+    conform([c for c in conformance("cpu", knobs={"RLX_CPU_ISA": level}) if c.op == op])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", [pytest.param(n, marks=_needs(n)) for n in _HOSTS])
+@pytest.mark.parametrize("level", _LEVELS)
 @pytest.mark.parametrize("op", _OPS)
-def test_cpu_full(level: str, op: str, all_conform: Callable[[list[Case]], None]) -> None:
-    all_conform([c for c in _cases(level, "full") if c.op == op])
+def test_cpu_full(level: str, op: str, conform: Callable[[Sequence[Case]], None]) -> None:
+    cases = conformance("cpu", knobs={"RLX_CPU_ISA": level}, selection="full")
+    conform([c for c in cases if c.op == op])
