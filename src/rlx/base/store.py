@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import getLogger
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -218,8 +218,8 @@ def _is_bytes(payload: object) -> bool:
 def _flat(part: Any) -> memoryview:
     """Return the bytes of a part; NumPy's own views also take dtypes that the buffer protocol does not know."""
     if isinstance(part, np.ndarray):
-        array: np.ndarray[Any, Any] = part
-        return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        array: Any = np.ascontiguousarray(cast("np.ndarray[Any, Any]", part))
+        return memoryview(array.reshape(-1).view(np.uint8))
     return memoryview(part).cast("B") if len(part) else memoryview(b"")
 
 

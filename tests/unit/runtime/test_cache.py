@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ def test_a_process_that_finds_its_program_imports_no_compiler(tmp_path: Path, fo
         "m = rlx.load(sys.argv[1], threads=1)\n"
         "np.save(sys.argv[3], m.run({'x': np.load(sys.argv[2])})['y'])\n"
         "heavy = ('rlx.ops', 'rlx.passes', 'rlx.ir', 'rlx.expr', 'rlx.frontends.onnx.model',"
-        " 'rlx.backends.cpu.kernels', 'importlib.metadata')\n"
+        " 'rlx.backends.cpu.kernels',"
+        " 'importlib.metadata')\n"
         "print([n for n in sys.modules if n.startswith(heavy)])\n"
     )
     np.save(tmp_path / "x.npy", _x())
@@ -278,7 +279,7 @@ def test_the_stamp_of_the_code_changes_with_a_source_file(
     (tmp_path / "package" / "__init__.py").write_text("")
     (package / "a.py").write_text("a = 1")
     monkeypatch.setattr(rlx, "__file__", str(tmp_path / "package" / "__init__.py"))
-    stamp = module.code_stamp.__wrapped__
+    stamp: Callable[[], str] = module.code_stamp.__wrapped__
     before = stamp()
     assert stamp() == before
     (package / "notes.txt").write_text("not code")

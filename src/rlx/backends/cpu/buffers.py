@@ -8,7 +8,7 @@ import mmap
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from ctypes import addressof
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ __all__ = ["HUGE_PAGE", "WeightBuffer", "address_of", "aligned_bytes", "huge_byt
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64 and on AArch64 with 4 KiB pages."""
 _ALIGNMENT = 64
-_from_buffer: Callable[[Any], ctypes.c_char] = ctypes.c_char.from_buffer
+_from_buffer = cast("Callable[[Any], ctypes.c_char]", ctypes.c_char.from_buffer)
 
 
 def aligned_bytes(nbytes: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
@@ -38,9 +38,8 @@ def huge_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return aligned_bytes(nbytes, 128)
     region = mmap.mmap(-1, nbytes + HUGE_PAGE)
-    with suppress(
-        OSError
-    ):  # only a wish: a system without huge pages refuses, and small ones serve as well
+    # Only a wish: a system without huge pages refuses, and small ones serve as well.
+    with suppress(OSError):
         region.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(region, np.uint8)
     start = -int(block.ctypes.data) % HUGE_PAGE
@@ -51,11 +50,8 @@ def address_of(array: Array) -> int:
     """Return the address of a C-contiguous array's first byte, in a third of the time `ctypes.data` takes."""
     try:
         return addressof(_from_buffer(array))
-    except (
-        TypeError,
-        ValueError,
-        BufferError,
-    ):  # read-only, empty, or of a dtype that buffers do not know
+    except (TypeError, ValueError, BufferError):
+        # Read-only, empty, or of a dtype that buffers do not know.
         return array.__array_interface__["data"][0]
 
 
