@@ -93,7 +93,6 @@ CHECK = Knob(
     "RLX_CHECK", False, "Check the memory plan independently and poison dead slots with NaN."
 )
 DUMP = Knob("RLX_DUMP", "", "Folder that receives the IR and the assembly of every kernel.")
-PERF = Knob("RLX_PERF", False, "Write a perf map so that `perf` can name kernels.")
 CACHE = Knob(
     "RLX_CACHE",
     "on",
