@@ -72,8 +72,8 @@ def ulp(y: Array, dtype: DType) -> _F64:
         DType.F64: -1022,
         DType.F8E4M3: -6,
     }.get(dtype, -14)
-    with np.errstate(all="ignore"):
-        exponent = np.frexp(np.where(np.isfinite(y), np.abs(y), 0).astype(np.float64))[1] - 1
+    size = np.where(np.isfinite(y), np.abs(y), 0).astype(np.float64)
+    exponent = np.where(size == 0, smallest, np.frexp(size)[1] - 1)
     return np.ldexp(2 * roundoff(dtype), np.maximum(exponent, smallest))
 
 
