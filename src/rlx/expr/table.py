@@ -124,9 +124,10 @@ def _pow(a: Array, b: Array) -> Array:
     whole = np.power(base, np.where(negative, np.zeros((), b.dtype), exponent))
     if not negative.any():
         return whole
-    # Integer base to a negative power: 1/x**n truncated toward zero, 0 for |x| > 1.
-    with np.errstate(all="ignore"):
-        part = numeric.cast(np.power(base.astype(np.float64), exponent), DType.of(a.dtype))
+    # Integer base to a negative power: 1/x**n truncated toward zero; of 0 it is as large as there is.
+    sign = np.where(exponent % 2 == 0, np.ones((), a.dtype), base)
+    part = np.where(np.abs(base) == 1, sign, np.zeros((), a.dtype))
+    part = np.where(base == 0, np.array(np.iinfo(a.dtype).max, a.dtype), part)
     return np.where(negative, part, whole)
 
 

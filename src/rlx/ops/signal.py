@@ -53,6 +53,9 @@ def dft_matrix(rows: int, length: int, components: int, inverse: bool, onesided:
 def _transform(x: Array, axis: int, length: int, *, inverse: bool, onesided: bool) -> Array:
     """Return the transform of x [..., 1 or 2] along an axis: [..., 2], [..., 1] if it is real."""
     wide = x.astype(np.float64)
+    if x.shape[axis] == 0:  # NumPy leaves the result of no samples as it found the memory
+        shape = (*x.shape[:axis], 1, *x.shape[axis + 1 :])
+        wide = np.zeros(shape)
     z = wide[..., 0] + 1j * wide[..., 1] if x.shape[-1] == 2 else wide[..., 0]
     with np.errstate(all="ignore"):
         if inverse and onesided:
