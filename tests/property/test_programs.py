@@ -148,15 +148,16 @@ def _bounded(maker: _Maker, step: tuple[int, ...]) -> Value:
         lambda: reshape(
             reshape(x, (maker.n * _WIDTH,)) * constant(np.float32(-0.75)), (maker.n, _WIDTH)
         ),
-        lambda: emit_one(
-            registered_ops()["where"](), _less(x, maker.pick(second)), x, maker.pick(third)
-        ),
+        lambda: _leaky(x, maker.pick(second), maker.pick(third)),
     )
     return steps[kind % len(steps)]()
 
 
-def _less(a: Value, b: Value) -> Value:
-    return emit_one(registered_ops()["less"](), a, b)
+def _leaky(x: Value, y: Value, slope: Value) -> Value:
+    """Return half of x - y, scaled where x >= y: a choice between equal values where rounding decides it."""
+    half = (x - y) * constant(np.float32(0.5))
+    below = emit_one(registered_ops()["less"](), x, y)
+    return emit_one(registered_ops()["where"](), below, half, half * tanh(slope))
 
 
 def _build(recipe: list[tuple[int, ...]], n: Dim, step: Callable[..., Value]) -> Graph:
