@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from logging import getLogger
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,13 +21,12 @@ from rlx.backends.protocol import (
     CompileOptions,
     MemoryReport,
 )
-from rlx.base.diagnostics import did_you_mean
-from rlx.base.dims import Dim, DimExpr, evaluate, symbols_of
-from rlx.base.dtypes import DType
+from rlx.base.dims import Dim, DimExpr, evaluate
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
+from rlx.runtime.inputs import Declared, Inputs, TensorSpec
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -36,18 +35,6 @@ __all__ = ["Executable", "Program", "Source", "TensorSpec", "graph_source"]
 
 _LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Name, dtype and shape of an input or output; symbolic extents are given as text."""
-
-    name: str
-    dtype: DType
-    shape: tuple[int | str, ...]
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
 
 
 @dataclass
@@ -65,7 +52,7 @@ class Source:
     """
 
     name: str
-    inputs: list[tuple[str, DType, tuple[Dim, ...]]]
+    inputs: Declared
     build: Callable[[Mapping[str, int], Mapping[str, int]], Graph]
     uppers: dict[str, int]
     cache: ProgramCache | None = None
@@ -145,9 +132,8 @@ class Executable:
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
         self._params: dict[str, Array] = {}
         self._closed = False
-        self.inputs = [TensorSpec(n, d, _shown(s)) for n, d, s in source.inputs]
-        self._names = [n for n, _, _ in source.inputs]
-        self._dtypes = [d.numpy for _, d, _ in source.inputs]
+        self._inputs = Inputs(source.name, source.inputs)
+        self.inputs = self._inputs.specs
         self._outputs: list[TensorSpec] | None = None
         self._output_names: list[str] = []
         self._result_type: Any = None
@@ -195,8 +181,7 @@ class Executable:
 
     def _unbounded(self) -> list[str]:
         known = self._source.uppers
-        names = {s for _, _, shape in self._source.inputs for d in shape for s in symbols_of(d)}
-        return sorted(n for n in names if n not in known)
+        return sorted(n for n in self._inputs.symbols() if n not in known)
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -210,7 +195,7 @@ class Executable:
             UsageError: an input is unknown, missing, or of another dtype or shape.
             ExecutionError: the data broke a rule of an operator.
         """
-        results = self._run(self._by_name(inputs))
+        results = self._run(self._inputs.by_name(inputs))
         return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,59 +204,16 @@ class Executable:
         Raises:
             UsageError: as `run`, or an input is given twice.
         """
-        if len(args) > len(self._names):
-            raise UsageError(
-                f"{self._source.name} takes {len(self._names)} inputs, not {len(args)}"
-            )
-        given = dict(zip(self._names, args, strict=False))
-        twice = [n for n in kwargs if n in given]
-        if twice:
-            raise UsageError(f"input {twice[0]!r} is given by position and by name")
-        results = self._run(self._by_name({**given, **kwargs}))
+        results = self._run(self._inputs.mixed(args, kwargs))
         return results[0] if len(results) == 1 else self._result_type(*results)
 
     def warmup(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Executable:
         """Compile (and run once on zeros) for these input shapes; with none, for the upper bounds."""
-        env = dict(self._source.uppers)
-        arrays: list[Array] = []
-        for name, dtype, shape in self._source.inputs:
-            if shapes is not None and name in shapes:
-                extents = tuple(shapes[name])
-            else:
-                try:
-                    extents = tuple(evaluate(d, env) for d in shape)
-                except KeyError as error:
-                    raise UsageError(
-                        f"warmup needs the shape of input {name!r}: {_shown(shape)}"
-                    ) from error
-            arrays.append(np.zeros(extents, dtype.numpy))
-        self._run(arrays)
+        self._run(self._inputs.zeros(shapes or {}, self._source.uppers))
         return self
 
-    def _by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
-        try:
-            arrays = [inputs[n] for n in self._names]
-        except KeyError:
-            arrays = None
-        if arrays is None or len(inputs) != len(self._names):
-            raise self._name_error(inputs)
-        return arrays
-
-    def _name_error(self, inputs: Mapping[str, Any]) -> UsageError:
-        for name in inputs:
-            if name not in self._names:
-                listed = "; ".join(map(str, self.inputs))
-                return UsageError(
-                    f"unknown input {name!r}.{did_you_mean(name, self._names)} The inputs are {listed}"
-                )
-        missing = [str(s) for s in self.inputs if s.name not in inputs]
-        return UsageError(f"missing inputs: {'; '.join(missing)}")
-
     def _run(self, inputs: list[Any]) -> list[Array]:
-        arrays: list[Array] = []
-        for given, dtype in zip(inputs, self._dtypes, strict=True):
-            ok = type(given) is np.ndarray and given.dtype == dtype and given.flags.c_contiguous
-            arrays.append(given if ok else self._accept(len(arrays), given))
+        arrays = self._inputs.arrays(inputs)
         key = tuple([a.shape for a in arrays])
         with self._lock:
             if self._closed:
@@ -283,46 +225,10 @@ class Executable:
             binding.run(arrays, outputs, binding.env)
         return outputs
 
-    def _accept(self, position: int, given: Any) -> Array:
-        """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
-        spec, dtype = self.inputs[position], self._dtypes[position]
-        array: Array
-        if isinstance(given, np.ndarray):
-            array = cast("Array", given)
-        elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
-            try:
-                array = np.from_dlpack(given)
-            except (BufferError, RuntimeError, TypeError):
-                array = cast("Array", np.asarray(given))
-        else:
-            array = np.asarray(cast("Any", given))
-            if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
-                array = self._from_python(spec, array)
-        if array.dtype != dtype:
-            raise UsageError(
-                f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})"
-            )
-        return np.ascontiguousarray(array).reshape(array.shape)
-
-    def _from_python(self, spec: TensorSpec, array: Array) -> Array:
-        """Plain Python numbers and lists take the declared dtype if that loses nothing."""
-        wanted = spec.dtype.numpy
-        if array.dtype == object or array.dtype.kind not in "biuf":
-            raise UsageError(
-                f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}"
-            )
-        if np.can_cast(array.dtype, wanted, "same_kind") and (
-            array.dtype.kind == "f" or np.array_equal(array.astype(wanted), array)
-        ):
-            return array.astype(wanted)
-        raise UsageError(
-            f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold"
-        )
-
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
-        env = self._environment(key)
+        env = self._inputs.environment(key)
         variant = self._variant(env)
         declared = variant.program.signature.outputs
         outputs = [
@@ -333,39 +239,6 @@ class Executable:
         if len(self._bindings) > _MAX_BINDINGS:
             self._bindings.popitem(last=False)
         return binding
-
-    def _environment(self, key: tuple[tuple[int, ...], ...]) -> dict[str, int]:
-        env: dict[str, int] = {}
-        origin: dict[str, str] = {}
-        later: list[tuple[TensorSpec, Dim, int]] = []
-        for spec, (_, _, declared), shape in zip(
-            self.inputs, self._source.inputs, key, strict=True
-        ):
-            if len(declared) != len(shape):
-                raise UsageError(
-                    f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}"
-                )
-            for dim, extent in zip(declared, shape, strict=True):
-                if isinstance(dim, int):
-                    if dim != extent:
-                        raise UsageError(
-                            f"input {spec} got shape {list(shape)}; extent {dim} is fixed"
-                        )
-                elif str(dim) in symbols_of(dim):
-                    name = str(dim)
-                    if env.setdefault(name, extent) != extent:
-                        raise UsageError(
-                            f"input {spec} got shape {list(shape)}, but {name} is {env[name]} in input {origin[name]!r}"
-                        )
-                    origin.setdefault(name, spec.name)
-                else:
-                    later.append((spec, dim, extent))
-        for spec, dim, extent in later:
-            if evaluate(dim, env) != extent:
-                raise UsageError(
-                    f"input {spec} got extent {extent} where {dim} is {evaluate(dim, env)}"
-                )
-        return env
 
     def _variant(self, env: dict[str, int]) -> _Variant:
         for variant in self._variants:
@@ -390,8 +263,11 @@ class Executable:
             if env[n] > variant.uppers[n]
         }
         if grown:
-            variant.uppers.update(grown)
-            variant.program.compiled.plan(variant.uppers)
+            uppers = {**variant.uppers, **grown}
+            variant.program.compiled.plan(uppers)
+            variant.uppers = (
+                uppers  # not before the plan holds: what interrupts it leaves the old bounds
+            )
 
     def _compile(
         self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
@@ -468,7 +344,7 @@ class Executable:
 
     def _set_outputs(self, signature: Signature) -> None:
         names = self._output_names = [n for n, _, _ in signature.outputs]
-        self._outputs = [TensorSpec(n, d, _shown(s)) for n, d, s in signature.outputs]
+        self._outputs = TensorSpec.of(signature.outputs)
         fields = [
             n if n.isidentifier() and not n.startswith("_") else f"output{i}"
             for i, n in enumerate(names)
@@ -497,10 +373,6 @@ class Executable:
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
         return f"<Executable {self._source.name} on {self._target.name}: {inputs}>"
-
-
-def _shown(shape: Sequence[Dim]) -> tuple[int | str, ...]:
-    return tuple(d if isinstance(d, int) else str(d) for d in shape)
 
 
 def _extent(dim: Dim, env: Mapping[str, int]) -> int:

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model takes: names, dtypes and shapes, and how the arrays of one call are matched to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from rlx.base.diagnostics import did_you_mean
+from rlx.base.dims import Dim, evaluate, symbols_of
+from rlx.base.dtypes import DType
+from rlx.base.errors import UsageError
+from rlx.base.numeric import Array
+
+__all__ = ["Declared", "Inputs", "TensorSpec"]
+
+Declared: TypeAlias = Sequence[tuple[str, DType, tuple[Dim, ...]]]
+"""Name, dtype and shape (static or symbolic) of tensors, in order."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, dtype and shape of an input or output; symbolic extents are given as text."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int | str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @classmethod
+    def of(cls, declared: Declared) -> list[TensorSpec]:
+        """Return the specs of declared tensors."""
+        return [
+            cls(n, d, tuple(e if isinstance(e, int) else str(e) for e in s)) for n, d, s in declared
+        ]
+
+
+class Inputs:
+    """The declared inputs of a model.
+
+    Args:
+        model: its name, for messages.
+        declared: the inputs in order.
+
+    Attributes:
+        specs: the inputs as users see them.
+        names: their names.
+    """
+
+    def __init__(self, model: str, declared: Declared) -> None:
+        self._model = model
+        self._declared = declared
+        self.specs = TensorSpec.of(declared)
+        self.names = [name for name, _, _ in declared]
+        self._dtypes = [dtype.numpy for _, dtype, _ in declared]
+
+    # -- names -------------------------------------------------------------------------------------------------------
+
+    def by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """Return the given objects in order.
+
+        Raises:
+            UsageError: a name is unknown or missing.
+        """
+        try:
+            given = [inputs[n] for n in self.names]
+        except KeyError:
+            given = None
+        if given is None or len(inputs) != len(self.names):
+            raise self._name_error(inputs)
+        return given
+
+    def mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the objects given by position and by keyword in order.
+
+        Raises:
+            UsageError: as `by_name`, or there are too many, or one is given twice.
+        """
+        if len(args) > len(self.names):
+            raise UsageError(f"{self._model} takes {len(self.names)} inputs, not {len(args)}")
+        given = dict(zip(self.names, args, strict=False))
+        twice = [n for n in kwargs if n in given]
+        if twice:
+            raise UsageError(f"input {twice[0]!r} is given by position and by name")
+        return self.by_name({**given, **kwargs})
+
+    def _name_error(self, inputs: Mapping[str, Any]) -> UsageError:
+        for name in inputs:
+            if name not in self.names:
+                listed = "; ".join(map(str, self.specs))
+                return UsageError(
+                    f"unknown input {name!r}.{did_you_mean(name, self.names)} The inputs are {listed}"
+                )
+        missing = [str(s) for s in self.specs if s.name not in inputs]
+        return UsageError(f"missing inputs: {'; '.join(missing)}")
+
+    # -- arrays ------------------------------------------------------------------------------------------------------
+
+    def arrays(self, given: Sequence[Any]) -> list[Array]:
+        """Return C-contiguous arrays of the declared dtypes; the given ones where they are that.
+
+        Raises:
+            UsageError: an object is not of the declared dtype.
+        """
+        arrays: list[Array] = []
+        for item, dtype in zip(given, self._dtypes, strict=True):
+            ok = type(item) is np.ndarray and item.dtype == dtype and item.flags.c_contiguous
+            arrays.append(item if ok else self._accept(len(arrays), item))
+        return arrays
+
+    def _accept(self, position: int, given: Any) -> Array:
+        """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
+        spec, dtype = self.specs[position], self._dtypes[position]
+        array: Array
+        if isinstance(given, np.ndarray):
+            array = cast("Array", given)
+        elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
+            try:
+                array = np.from_dlpack(given)
+            except (BufferError, RuntimeError, TypeError):
+                array = cast("Array", np.asarray(given))
+        else:
+            array = np.asarray(cast("Any", given))
+            if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
+                array = _from_python(spec, array)
+        if array.dtype != dtype:
+            raise UsageError(
+                f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})"
+            )
+        return np.ascontiguousarray(array).reshape(array.shape)
+
+    def zeros(self, shapes: Mapping[str, Sequence[int]], uppers: Mapping[str, int]) -> list[Array]:
+        """Return arrays of zeros, of these shapes where given, else with these values of the symbols.
+
+        Raises:
+            UsageError: neither gives the shape of an input.
+        """
+        arrays: list[Array] = []
+        for spec, (name, dtype, shape) in zip(self.specs, self._declared, strict=True):
+            if name in shapes:
+                extents = tuple(shapes[name])
+            else:
+                try:
+                    extents = tuple(evaluate(d, uppers) for d in shape)
+                except KeyError as error:
+                    raise UsageError(
+                        f"warmup needs the shape of input {name!r}: {spec.shape}"
+                    ) from error
+            arrays.append(np.zeros(extents, dtype.numpy))
+        return arrays
+
+    # -- shapes ------------------------------------------------------------------------------------------------------
+
+    def environment(self, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+        """Return the value of every symbol, given the shapes of all inputs.
+
+        Raises:
+            UsageError: a shape is not of the declared form, or a symbol would have two values.
+        """
+        env: dict[str, int] = {}
+        origin: dict[str, str] = {}
+        later: list[tuple[TensorSpec, Dim, int]] = []
+        for spec, (_, _, declared), shape in zip(self.specs, self._declared, shapes, strict=True):
+            if len(declared) != len(shape):
+                raise UsageError(
+                    f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}"
+                )
+            for dim, extent in zip(declared, shape, strict=True):
+                if isinstance(dim, int):
+                    if dim != extent:
+                        raise UsageError(
+                            f"input {spec} got shape {list(shape)}; extent {dim} is fixed"
+                        )
+                elif str(dim) in symbols_of(dim):
+                    name = str(dim)
+                    if env.setdefault(name, extent) != extent:
+                        raise UsageError(
+                            f"input {spec} got shape {list(shape)}, but {name} is {env[name]} in input {origin[name]!r}"
+                        )
+                    origin.setdefault(name, spec.name)
+                else:
+                    later.append((spec, dim, extent))
+        for spec, dim, extent in later:
+            if evaluate(dim, env) != extent:
+                raise UsageError(
+                    f"input {spec} got extent {extent} where {dim} is {evaluate(dim, env)}"
+                )
+        return env
+
+    def symbols(self) -> set[str]:
+        """Return the symbols in the shapes."""
+        return {s for _, _, shape in self._declared for d in shape for s in symbols_of(d)}
+
+
+def _from_python(spec: TensorSpec, array: Array) -> Array:
+    """Plain Python numbers and lists take the declared dtype if that loses nothing."""
+    wanted = spec.dtype.numpy
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        raise UsageError(
+            f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}"
+        )
+    if np.can_cast(array.dtype, wanted, "same_kind") and (
+        array.dtype.kind == "f" or np.array_equal(array.astype(wanted), array)
+    ):
+        return array.astype(wanted)
+    raise UsageError(
+        f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold"
+    )
