@@ -7,12 +7,16 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+import rlx.backends.cpu.kernels  # pyright: ignore[reportUnusedImport]
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from rlx.base import errors
 from rlx.base.config import KNOBS
+from rlx.ir.op import registered_ops
 
 _ROOT = Path(__file__).resolve().parents[2]
 _PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -69,6 +73,29 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     pages = [p for p in docs.glob("**/*.md") if p.name != "index.md"]
     missing = [str(p.relative_to(docs)) for p in pages if p.resolve() not in linked]
     assert not missing, f"docs/index.md does not link to {missing}"
+
+
+def _reads_wrong(summary: str, operands: Sequence[str]) -> bool:
+    """Return whether a sentence that opens with a formula opens with a capital that is not part of it."""
+    if re.match(r"[A-Z]\w*( [-+*/<>=@]|\()", summary):
+        return True
+    return bool(re.match(r"[A-Z]\b(?!\[)", summary)) and summary[0].lower() in operands
+
+
+def test_formulas_in_the_operator_table_begin_as_they_are_written() -> None:
+    for wrong in ("A + b; wraps", "X where x >= 0", "Exp(x)", "Gamma * elu(x)", "A = b"):
+        assert _reads_wrong(wrong, ("x", "a", "b"))
+    for right in ("A small tensor", "a + b", "X[k] = sum over n of x[n]", "Not x.", "|x|"):
+        assert not _reads_wrong(right, ("x",))
+    wrong_ones = {
+        name: summary
+        for name, cls in registered_ops().items()
+        if _reads_wrong(
+            summary := (inspect.getdoc(cls) or "").partition("\n")[0],
+            [operand.rstrip("?*") for operand in cls.operands],
+        )
+    }
+    assert not wrong_ones
 
 
 def test_every_error_has_a_section() -> None:

@@ -20,6 +20,8 @@ from rlx.ops.spec import building
 
 __all__ = ["Graph"]
 
+_ADVICE = "give extents that are always equal one name, and write a number where {symbol} is always the same"
+
 
 class Graph:
     """A graph under construction.
@@ -35,6 +37,7 @@ class Graph:
 
     def __init__(self, name: str = "graph") -> None:
         self.ir = IrGraph(name)
+        self.ir.facts.advice = _ADVICE
         self._outputs: dict[str, Value] = {}
         self._building: building | None = None
 

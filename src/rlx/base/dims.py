@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Final, TypeAlias, cast
 
-from rlx.base.errors import ParseError, UsageError
+from rlx.base.errors import ParseError, UndecidedError, UsageError
 
 __all__ = [
     "LIMIT",
     "Dim",
     "DimExpr",
     "Symbol",
-    "UndecidedError",
     "bounds",
     "ceildiv",
     "dim_max",
@@ -42,10 +41,6 @@ __all__ = [
 
 LIMIT: Final = 2**31 - 1
 """The largest value a symbolic extent may have; larger extents have to be static."""
-
-
-class UndecidedError(UsageError):
-    """A comparison of symbolic extents has no answer that holds for all values of the symbols."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +125,8 @@ class DimExpr:
     def _decide(self, other: Dim, answer: bool | None, relation: str) -> bool:
         if answer is None:
             raise UndecidedError(
-                f"cannot decide {self} {relation} {other} for all values of its symbols"
+                f"cannot decide {self} {relation} {other} for all values of {_listed(self, other)}; "
+                "a condition in Python needs extents that are numbers"
             )
         return answer
 
@@ -147,7 +143,9 @@ class DimExpr:
         return self._decide(other, less_equal(other, self), ">=")
 
     def __int__(self) -> int:
-        raise UndecidedError(f"{self} is symbolic; it has no single value")
+        raise UndecidedError(
+            f"the extent {self} is symbolic; it has no single value before a call, so it cannot be used as an int"
+        )
 
     __index__ = __int__
 
@@ -155,7 +153,10 @@ class DimExpr:
         lo, hi = bounds(self)
         if lo > 0 or hi < 0:
             return True
-        raise UndecidedError(f"cannot decide whether {self} is zero")
+        raise UndecidedError(
+            f"cannot decide whether {self} is zero for all values of {_listed(self)}; "
+            "a condition in Python needs extents that are numbers"
+        )
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -182,6 +183,10 @@ def symbol(name: str, lower: int = 1) -> Dim:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in _FUNCTIONS:
         raise UsageError(f"{name!r} is not a valid name for a symbolic extent (use an identifier)")
     return DimExpr((((Symbol(name, lower),), 1),))
+
+
+def _listed(*dims: Dim) -> str:
+    return ", ".join(sorted(frozenset[str]().union(*map(symbols_of, dims))))
 
 
 def _atom_key(atom: _Atom) -> str:

@@ -12,10 +12,10 @@
     |   +-- PassError         a pass broke an invariant or did not converge
     |   +-- BuildError        a kernel could not be emitted, built or linked
     +-- DeviceError           a device is missing or failed
-    |   +-- OutOfMemoryError  an allocation on a device failed
-    |   +-- LaunchError       a kernel launch failed
+    |   +-- OutOfMemoryError  an allocation failed, or could not succeed
     +-- ExecutionError        the data of one call broke a rule (integer division by zero, index out of range)
     +-- UsageError            the caller passed something the API does not accept
+        +-- UndecidedError    a question about symbolic extents has no single answer
 
 A message says what, where (node, file, source line), found versus expected, and what to do.
 """
@@ -27,13 +27,13 @@ __all__ = [
     "CompileError",
     "DeviceError",
     "ExecutionError",
-    "LaunchError",
     "ModelError",
     "OutOfMemoryError",
     "ParseError",
     "PassError",
     "RlxError",
     "TypeRuleError",
+    "UndecidedError",
     "UnsupportedOpError",
     "UsageError",
 ]
@@ -83,11 +83,7 @@ class DeviceError(RlxError):
 
 
 class OutOfMemoryError(DeviceError):
-    """An allocation failed; the message says how many bytes were asked for and for what."""
-
-
-class LaunchError(DeviceError):
-    """A kernel launch failed."""
+    """An allocation failed, or could not succeed; the message says how many bytes were asked for and for what."""
 
 
 class ExecutionError(RlxError):
@@ -99,3 +95,7 @@ class ExecutionError(RlxError):
 
 class UsageError(RlxError):
     """The caller passed something the API does not accept (name, shape, dtype, option, closed object)."""
+
+
+class UndecidedError(UsageError):
+    """A question about symbolic extents has no answer that holds for all values of the symbols."""

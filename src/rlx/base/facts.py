@@ -17,13 +17,13 @@ from rlx.base.dims import (
     Dim,
     DimExpr,
     Symbol,
-    UndecidedError,
     equal,
     evaluate,
     less_equal,
     substitute,
     symbols_of,
 )
+from rlx.base.errors import UndecidedError
 
 __all__ = ["Facts", "Guard", "current_facts"]
 
@@ -56,12 +56,14 @@ class Facts:
         hints: an actual value for every symbol, or empty when none is known yet.
         guards: assumptions made so far.
         equalities: symbol name -> extent it is assumed equal to.
+        advice: what an error tells the caller to do about an unknown `{symbol}`.
     """
 
     uppers: dict[str, int] = field(default_factory=dict[str, int])
     hints: dict[str, int] = field(default_factory=dict[str, int])
     guards: list[Guard] = field(default_factory=list[Guard])
     equalities: dict[str, Dim] = field(default_factory=dict[str, Dim])
+    advice: str = "give it with dims={{{symbol!r}: ...}}"
 
     @contextmanager
     def active(self) -> Generator[Facts]:
@@ -90,6 +92,8 @@ class Facts:
         if known is not None:
             return known
         a, b = self.canon(a), self.canon(b)
+        if self._assumed(a, "!=", b) or self._assumed(b, "!=", a):
+            return False
         answer = self._hint(a, reason) == self._hint(b, reason)
         self.guards.append(Guard(a, "==" if answer else "!=", b, reason))
         if answer:
@@ -106,9 +110,18 @@ class Facts:
         known = less_equal(a, b)
         if known is not None:
             return known
+        if self._assumed(a, "<=", b) or self._assumed(a, ">", b):
+            return self._assumed(a, "<=", b)
         answer = self._hint(a, reason) <= self._hint(b, reason)
         self.guards.append(Guard(a, "<=" if answer else ">", b, reason))
         return answer
+
+    def _assumed(self, a: Dim, relation: str, b: Dim) -> bool:
+        """Return whether this was assumed before: a question that many nodes ask is one guard."""
+        return any(
+            g.relation == relation and self.canon(g.left) == a and self.canon(g.right) == b
+            for g in self.guards
+        )
 
     def _hint(self, dim: Dim, reason: str) -> int:
         try:
@@ -116,7 +129,7 @@ class Facts:
         except KeyError as error:
             raise UndecidedError(
                 f"{reason}: depends on the value of {dim}, which is not known before the first call; "
-                f"give it with dims={{{error.args[0]!r}: ...}}"
+                + self.advice.format(symbol=error.args[0])
             ) from error
 
     def _record_equality(self, a: Dim, b: Dim) -> None:

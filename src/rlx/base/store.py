@@ -5,6 +5,9 @@ An entry is one file: a header (magic, kind of checksum, hash of kind and key, l
 the payload. It is written to a temporary file and renamed, so readers see all of it or nothing. The folder belongs to
 the user with mode 0700; if it does not, it is not used and a warning says so once.
 
+The version of that form is part of the path, so another version's entries are never read. They count towards the limit
+like all others and are removed when nobody used them for long, or by `clear`.
+
 Two checksums: sha256, and for large payloads sums of 64-bit words per block, which run at the speed of memory. Sums
 find what disks and crashes do (a cut file, blocks of zeros, flipped bits), not what an attacker does; whoever can write
 to the folder could as well write a new sha256.
@@ -12,6 +15,7 @@ to the folder could as well write a new sha256.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -27,10 +31,11 @@ import numpy as np
 
 from rlx.base import config
 
-__all__ = ["ALIGNMENT", "Entry", "Store", "default_store"]
+__all__ = ["ALIGNMENT", "OUTDATED", "Entry", "Store", "default_store"]
 
 _LOG = getLogger("rlx")
-_MAGIC = b"rlxstore2"
+_FORMAT = 3
+_MAGIC = f"rlxstore{_FORMAT}".encode()
 _SHA256, _SUMS = b"h", b"s"
 _HEADER = len(_MAGIC) + 1 + 32 + 8 + 32
 _ALIGNED = 128  # payloads start at a multiple of this, so mapped arrays are aligned
@@ -39,19 +44,29 @@ ALIGNMENT = 64
 _BLOCK = 1 << 15
 _ABANDONED = 3600.0
 """Seconds after which a temporary file belongs to no living writer."""
+OUTDATED = "outdated"
+"""The kind under which entries of other formats are listed."""
 
 _Bytes: TypeAlias = "bytes | bytearray | memoryview | np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry on disk, for listings."""
+    """One entry on disk, for listings.
+
+    Attributes:
+        kind: as it was put, or `OUTDATED`.
+        key: as it was put.
+        nbytes: of the whole file.
+        used: seconds since the epoch of the last use.
+        path: of the file.
+    """
 
     kind: str
     key: str
     nbytes: int
     used: float
-    """Seconds since the epoch of the last use."""
+    path: Path
 
 
 class Store:
@@ -130,27 +145,23 @@ class Store:
 
     def remove(self, kind: str, key: str) -> None:
         """Remove an entry if it is there and may be removed."""
-        try:
-            self._path(kind, key).unlink(missing_ok=True)
-        except OSError as error:
-            _LOG.warning("could not remove a cache entry: %s", error)
+        self._unlink(self._path(kind, key))
 
     def entries(self) -> list[Entry]:
         """Return all entries, most recently used first."""
         found: list[Entry] = []
-        if self._is_usable():
-            for path in self.folder.glob("*/*/*"):
+        for folder, _, names in os.walk(self.folder) if self._is_usable() else ():
+            for name in names:
+                path = Path(folder, name)
                 try:
-                    stat = path.stat()
+                    status = path.stat()
                 except OSError:
                     continue
-                if path.name.startswith(".tmp"):
-                    self._sweep(path, stat.st_mtime)
+                if name.startswith(".tmp"):
+                    self._sweep(path, status.st_mtime)
                 else:
-                    kind = path.parent.parent.name
-                    found.append(
-                        Entry(kind, path.parent.name + path.name, stat.st_size, stat.st_mtime)
-                    )
+                    kind, key = self._identify(path)
+                    found.append(Entry(kind, key, status.st_size, status.st_mtime, path))
         return sorted(found, key=lambda e: -e.used)
 
     def trim(self, limit: int | None = None) -> int:
@@ -160,10 +171,22 @@ class Store:
         for entry in self.entries():
             room -= entry.nbytes
             if room < 0:
-                self.remove(entry.kind, entry.key)
+                self._unlink(entry.path)
                 removed += 1
         self._written = 0
         return removed
+
+    def _unlink(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+            if not path.is_relative_to(
+                self._root
+            ):  # nobody will fill the folders of another format again
+                for folder in path.relative_to(self.folder).parents[:-1]:
+                    (self.folder / folder).rmdir()
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                _LOG.warning("could not remove a cache entry: %s", error)
 
     @staticmethod
     def _sweep(path: Path, written: float) -> None:
@@ -175,8 +198,19 @@ class Store:
         """Remove all entries; return how many."""
         return self.trim(limit=0)
 
+    @property
+    def _root(self) -> Path:
+        return self.folder / f"v{_FORMAT}"
+
     def _path(self, kind: str, key: str) -> Path:
-        return self.folder / kind / key[:2] / key[2:]
+        return self._root / kind / key[:2] / key[2:]
+
+    def _identify(self, path: Path) -> tuple[str, str]:
+        """Return kind and key of an entry's file."""
+        parts = path.relative_to(self.folder).parts
+        if len(parts) == 4 and parts[0] == self._root.name:
+            return parts[1], parts[2] + parts[3]
+        return OUTDATED, "/".join(parts)
 
     def _is_usable(self, *, create: bool = False) -> bool:
         if self._usable is None or (create and not self.folder.exists()):

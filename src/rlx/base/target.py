@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Claims", "Layout", "Target"]
+__all__ = ["Claims", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,31 +32,6 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """How a weight is stored for the kernels that read it.
-
-    Attributes:
-        kind: the family, for example ``gemm_panels``; the backend defines what it means.
-        parameters: the numbers of that family as (name, value) pairs, for example the panel width.
-    """
-
-    kind: str
-    parameters: tuple[tuple[str, int], ...] = ()
-
-    def number(self, name: str) -> int:
-        """Return one of the parameters.
-
-        Raises:
-            KeyError: this kind has no such parameter.
-        """
-        return dict(self.parameters)[name]
-
-    def __str__(self) -> str:
-        inner = ", ".join(f"{n}={v}" for n, v in self.parameters)
-        return f"{self.kind}{{{inner}}}" if inner else self.kind
-
-
-@dataclass(frozen=True, slots=True)
 class Claims:
     """What a backend takes.
 
@@ -67,15 +42,12 @@ class Claims:
             expressed as.
         layouts: (operator, axis order such as ``nhwc``) for operators that want another one than
             the default.
-        weights: (operator, operand index, layout): how that operand wants to be stored if it is a
-            weight.
     """
 
     ops: frozenset[str] = frozenset()
     epilogue_anchors: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
     layouts: tuple[tuple[str, str], ...] = ()
-    weights: tuple[tuple[str, int, Layout], ...] = ()
 
     def supports(self, op_name: str) -> bool:
         """Return whether the backend compiles this operator."""
@@ -88,9 +60,3 @@ class Claims:
     def layout_of(self, op_name: str) -> str:
         """Return the axis order an operator wants, or an empty string for the default."""
         return next((order for name, order in self.layouts if name == op_name), "")
-
-    def weight_layout(self, op_name: str, operand: int) -> Layout | None:
-        """Return how a weight in this operand position is to be stored, None for row-major."""
-        return next(
-            (w for name, index, w in self.weights if name == op_name and index == operand), None
-        )

@@ -21,7 +21,6 @@ import numpy as np
 from rlx.base.dims import (
     Dim,
     DimExpr,
-    UndecidedError,
     ceildiv,
     dim_max,
     dim_min,
@@ -30,7 +29,7 @@ from rlx.base.dims import (
     less_equal,
 )
 from rlx.base.dtypes import DType
-from rlx.base.errors import ExecutionError
+from rlx.base.errors import ExecutionError, UndecidedError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType, normalize_axes

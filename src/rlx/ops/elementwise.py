@@ -292,7 +292,7 @@ def round(x: Scalar) -> Scalar:  # noqa: A001
 
 @elementwise(FLOATS)
 def trunc(x: Scalar) -> Scalar:
-    """X without its fraction."""
+    """x without its fraction."""
     return _emit("trunc", x)
 
 
@@ -332,25 +332,25 @@ def bit_not(x: Scalar) -> Scalar:
 
 @elementwise(NUMERIC)
 def add(a: Scalar, b: Scalar) -> Scalar:
-    """A + b; integers wrap."""
+    """a + b; integers wrap."""
     return a + b
 
 
 @elementwise(NUMERIC)
 def sub(a: Scalar, b: Scalar) -> Scalar:
-    """A - b; integers wrap."""
+    """a - b; integers wrap."""
     return a - b
 
 
 @elementwise(NUMERIC)
 def mul(a: Scalar, b: Scalar) -> Scalar:
-    """A * b; integers wrap."""
+    """a * b; integers wrap."""
     return a * b
 
 
 @elementwise(NUMERIC, samples=_divisor())
 def div(a: Scalar, b: Scalar) -> Scalar:
-    """A / b. Integers truncate toward zero.
+    """a / b. Integers truncate toward zero.
 
     A divisor of 0 is an ExecutionError, the minimum by -1 wraps.
     """
@@ -359,13 +359,13 @@ def div(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(NUMERIC, samples=_divisor())
 def floor_mod(a: Scalar, b: Scalar) -> Scalar:
-    """A - floor(a / b) * b, with the sign of b. An integer divisor of 0 is an ExecutionError."""
+    """a - floor(a / b) * b, with the sign of b. An integer divisor of 0 is an ExecutionError."""
     return _emit("mod", a, b)
 
 
 @elementwise(NUMERIC, samples=_divisor())
 def fmod(a: Scalar, b: Scalar) -> Scalar:
-    """A - trunc(a / b) * b, exact, with the sign of a.
+    """a - trunc(a / b) * b, exact, with the sign of a.
 
     An integer divisor of 0 is an ExecutionError.
     """
@@ -382,7 +382,7 @@ _POW = (
 
 @elementwise(NUMERIC, samples=_POW)
 def pow(a: Scalar, b: Scalar) -> Scalar:  # noqa: A001
-    """A to the power b; integers wrap, and a negative exponent truncates 1 / a^|b|."""
+    """a to the power b; integers wrap, and a negative exponent truncates 1 / a^|b|."""
     return _emit("pow", a, b)
 
 
@@ -400,7 +400,7 @@ def minimum(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(_ANY)
 def equal(a: Scalar, b: Scalar) -> Scalar:
-    """A = b, as bool; NaN equals nothing."""
+    """a = b, as bool; NaN equals nothing."""
     return a.equals(b)
 
 
@@ -412,37 +412,37 @@ def not_equal(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(NUMERIC)
 def less(a: Scalar, b: Scalar) -> Scalar:
-    """A < b, as bool."""
+    """a < b, as bool."""
     return a < b
 
 
 @elementwise(NUMERIC)
 def greater(a: Scalar, b: Scalar) -> Scalar:
-    """A > b, as bool."""
+    """a > b, as bool."""
     return a > b
 
 
 @elementwise(NUMERIC)
 def less_equal(a: Scalar, b: Scalar) -> Scalar:
-    """A <= b, as bool."""
+    """a <= b, as bool."""
     return a <= b
 
 
 @elementwise(NUMERIC)
 def greater_equal(a: Scalar, b: Scalar) -> Scalar:
-    """A >= b, as bool."""
+    """a >= b, as bool."""
     return a >= b
 
 
 @elementwise(_BOOL)
 def logical_and(a: Scalar, b: Scalar) -> Scalar:
-    """A and b."""
+    """a and b."""
     return _emit("and", a, b)
 
 
 @elementwise(_BOOL)
 def logical_or(a: Scalar, b: Scalar) -> Scalar:
-    """A or b."""
+    """a or b."""
     return _emit("or", a, b)
 
 
@@ -472,13 +472,13 @@ def bit_xor(a: Scalar, b: Scalar) -> Scalar:
 
 @elementwise(INTEGERS)
 def shift_left(a: Scalar, b: Scalar) -> Scalar:
-    """A shifted by b bits toward the high end; 0 for the width or more."""
+    """a shifted by b bits toward the high end; 0 for the width or more."""
     return _emit("shl", a, b)
 
 
 @elementwise(INTEGERS)
 def shift_right(a: Scalar, b: Scalar) -> Scalar:
-    """A shifted by b bits toward the low end (keeping the sign of a signed type).
+    """a shifted by b bits toward the low end (keeping the sign of a signed type).
 
     0 for the width or more.
     """
@@ -504,7 +504,7 @@ def atan2(a: Scalar, b: Scalar) -> Scalar:
     ),
 )
 def where(condition: Scalar, a: Scalar, b: Scalar) -> Scalar:
-    """A where the bool condition holds, else b."""
+    """a where the bool condition holds, else b."""
     return _emit("select", condition, a, b)
 
 
@@ -526,25 +526,25 @@ def relu(x: Scalar) -> Scalar:
 
 @elementwise(FLOATS)
 def leaky_relu(x: Scalar, *, alpha: float = 0.01) -> Scalar:
-    """X where x >= 0, else alpha * x."""
+    """x where x >= 0, else alpha * x."""
     return _emit("select", x < 0.0, x * alpha, x)
 
 
 @elementwise(FLOATS)
 def prelu(x: Scalar, slope: Scalar) -> Scalar:
-    """X where x >= 0, else slope * x."""
+    """x where x >= 0, else slope * x."""
     return _emit("select", x < 0.0, x * slope, x)
 
 
 @elementwise(FLOATS)
 def thresholded_relu(x: Scalar, *, alpha: float = 1.0) -> Scalar:
-    """X where x > alpha, else 0; NaN stays."""
+    """x where x > alpha, else 0; NaN stays."""
     return _emit("select", x <= alpha, _number(0, x), x)
 
 
 @elementwise(FLOATS)
 def elu(x: Scalar, *, alpha: float = 1.0) -> Scalar:
-    """X where x >= 0, else alpha * (e^x - 1). Source: Clevert, Unterthiner, Hochreiter 2015."""
+    """x where x >= 0, else alpha * (e^x - 1). Source: Clevert, Unterthiner, Hochreiter 2015."""
     return _emit("select", x < 0.0, _emit("expm1", x) * alpha, x)
 
 
@@ -561,7 +561,7 @@ _SELU_GAMMA = 1.05070102214813232421875
 
 @elementwise(FLOATS)
 def selu(x: Scalar) -> Scalar:
-    """Gamma * elu(x, alpha) with the self-normalising constants. Source: Klambauer et al. 2017."""
+    """gamma * elu(x, alpha) with the self-normalising constants. Source: Klambauer et al. 2017."""
     return _emit("select", x < 0.0, _emit("expm1", x) * _SELU_ALPHA, x) * _SELU_GAMMA
 
 
@@ -580,7 +580,7 @@ def gelu_tanh(x: Scalar) -> Scalar:
 
 @elementwise(FLOATS)
 def silu(x: Scalar) -> Scalar:
-    """X * sigmoid(x). Source: Elfwing, Uchibe, Doya 2017."""
+    """x * sigmoid(x). Source: Elfwing, Uchibe, Doya 2017."""
     return x * _emit("sigmoid", x)
 
 
@@ -597,13 +597,13 @@ def softplus(x: Scalar) -> Scalar:
 
 @elementwise(FLOATS)
 def mish(x: Scalar) -> Scalar:
-    """X * tanh(softplus(x)). Source: Misra 2019."""
+    """x * tanh(softplus(x)). Source: Misra 2019."""
     return x * _emit("tanh", _softplus(x))
 
 
 @elementwise(FLOATS)
 def softsign(x: Scalar) -> Scalar:
-    """X / (1 + |x|)."""
+    """x / (1 + |x|)."""
     return x / (1.0 + _emit("abs", x))
 
 
@@ -619,7 +619,7 @@ def hard_sigmoid(x: Scalar, *, alpha: float = 0.2, beta: float = 0.5) -> Scalar:
 
 @elementwise(FLOATS)
 def hard_swish(x: Scalar) -> Scalar:
-    """X * max(0, min(1, x / 6 + 0.5)). Source: Howard et al. 2019."""
+    """x * max(0, min(1, x / 6 + 0.5)). Source: Howard et al. 2019."""
     return x * _hard_sigmoid(x, 1 / 6, 0.5)
 
 

@@ -8,8 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from rlx.base.dims import UndecidedError
-from rlx.base.errors import RlxError
+from rlx.base.errors import RlxError, UndecidedError
 from rlx.base.numeric import Array
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Node

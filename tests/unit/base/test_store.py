@@ -12,7 +12,7 @@ import pytest
 
 from rlx.base import store as module
 from rlx.base.config import override
-from rlx.base.store import ALIGNMENT, Store, default_store
+from rlx.base.store import ALIGNMENT, OUTDATED, Store, default_store
 
 _KEY = "ab" * 32
 _MEGABYTE = 1 << 20
@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Store:
 
 
 def _file(store: Store, kind: str = "object", key: str = _KEY) -> Path:
-    return store.folder / kind / key[:2] / key[2:]
+    return store.folder / "v3" / kind / key[:2] / key[2:]
 
 
 @pytest.mark.parametrize("quick", [False, True])
@@ -127,6 +127,24 @@ def test_clear_removes_everything_and_counts(store: Store) -> None:
         store.put("object", f"{i:02x}" * 32, b"x")
     assert store.clear() == 3
     assert store.entries() == []
+
+
+@pytest.mark.parametrize("old", ["object/ab/cd", "v2/object/ab/cd", "v3/object/stray"])
+def test_entries_of_other_formats_are_not_read_and_go_with_the_rest(
+    store: Store, old: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.put("object", _KEY, b"x")
+    path = store.folder / old
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"rlxstore2" + bytes(1000))
+    os.utime(path, (1000, 1000))
+    assert store.get("object", _KEY) == b"x"
+    assert [e.kind for e in store.entries()] == ["object", OUTDATED]
+    assert store.trim(limit=1000) == 1
+    assert [e.kind for e in store.entries()] == ["object"]
+    assert [p.name for p in store.folder.iterdir()] == ["v3"]
+    assert store.clear() == 1
+    assert caplog.text == ""
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(

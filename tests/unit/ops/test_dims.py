@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.base.dims import UndecidedError, ceildiv, dim_max, dim_min, evaluate, floordiv, symbol
+from rlx.base.dims import ceildiv, dim_max, dim_min, evaluate, floordiv, symbol
 from rlx.base.dtypes import DType
+from rlx.base.errors import UndecidedError
 from rlx.base.facts import Facts
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType

@@ -13,15 +13,16 @@ import pytest
 import rlx.ops
 from rlx.base.dtypes import DType
 from rlx.base.errors import RlxError
-from rlx.base.numeric import widen
+from rlx.base.numeric import Array, widen
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Value
-from rlx.ir.op import registered_ops
+from rlx.ir.op import Op, registered_ops
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import print_graph
 from rlx.ops.evaluate import evaluate, run_op
 from rlx.ops.spec import ElementwiseOp, Operand, Sample, building, emit
+from rlx.testing.samples import make_array, samples_of, seed_of
 
 MINE = ("elementwise", "movement", "reduce", "norm", "indexing")
 OPS = {
@@ -31,37 +32,8 @@ OPS = {
 }
 
 
-def samples_of(cls: Any) -> list[Sample]:
-    declared: list[Sample] = list(getattr(cls, "samples", ()))
-    if declared or not issubclass(cls, ElementwiseOp):
-        return declared
-    domain = cls.decl.domain
-    dtype = next(d for d in (DType.F32, DType.I32, DType.BOOL) if d in domain)
-    fill = "special" if dtype is DType.F32 else "bool" if dtype is DType.BOOL else "normal"
-    arity = len(cls.operands)
-    shapes = [((3, 17), (17,), (3, 1))[:arity], ((), (), ())[:arity], ((2, 0), (1,), ())[:arity]]
-    return [Sample(tuple(Operand(s, dtype, fill) for s in some)) for some in shapes]
-
-
 CASES = [(name, sample) for name, cls in OPS.items() for sample in samples_of(cls)]
 IDS = [f"{name}-{i}" for i, (name, _) in enumerate(CASES)]
-SPECIAL = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -2.5, 1e-40, 3e38]
-
-
-def make(operand: Operand | None, rng: np.random.Generator) -> Any:
-    if operand is None:
-        return None
-    shape, dtype = operand.shape, (operand.dtype or DType.F32).numpy
-    if operand.fill == "index":
-        return rng.integers(-operand.limit, operand.limit, shape).astype(dtype)
-    if operand.fill == "bool":
-        return (np.asarray(rng.random(shape)) < 0.5).astype(dtype)
-    if operand.fill == "special":
-        return np.asarray(rng.choice(SPECIAL, shape)).astype(dtype)
-    x = np.asarray(rng.standard_normal(shape) * (1 if dtype.kind == "f" else 50))
-    if operand.fill in ("positive", "nonzero"):
-        x = np.abs(x) + 1
-    return (np.tanh(x) if operand.fill == "unit" else x).astype(dtype)
 
 
 def build(
@@ -80,11 +52,19 @@ def build(
     return graph
 
 
+def _array(cls: type[Op], operand: Operand | None, seed: int) -> Array | None:
+    """Return data in the operand's dtype, or in the plainest that the operator takes."""
+    if operand is None:
+        return None
+    domain = cls.decl.domain if issubclass(cls, ElementwiseOp) else frozenset({DType.F32})
+    dtype = operand.dtype or next(d for d in (DType.F32, DType.I32, DType.BOOL) if d in domain)
+    return make_array(operand, dtype, operand.shape, seed)
+
+
 @pytest.mark.parametrize(("name", "sample"), CASES, ids=IDS)
 def test_sample(name: str, sample: Sample) -> None:
-    rng = np.random.default_rng(len(name))
     op: Any = OPS[name](**sample.attributes)
-    arrays = [make(o, rng) for o in sample.operands]
+    arrays = [_array(OPS[name], o, seed_of(name, i)) for i, o in enumerate(sample.operands)]
     if sample.error:
         with pytest.raises(RlxError, match=sample.error):
             run_op(op, arrays)

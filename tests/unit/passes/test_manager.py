@@ -8,7 +8,7 @@ import pytest
 
 import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.errors import CompileError, PassError, UsageError
-from rlx.base.target import Claims, Layout
+from rlx.base.target import Claims
 from rlx.ir.graph import Graph
 from rlx.ir.parse import parse_graph
 from rlx.passes.dce import Dce
@@ -120,12 +120,10 @@ def test_every_entry_of_the_default_pipelines_has_a_reason_and_a_name() -> None:
 
 
 def test_claims_answer_what_passes_ask() -> None:
-    panels = Layout("panels", (("width", 16),))
     claims = Claims(
         ops=frozenset({"conv"}),
         kernels=frozenset({"conv"}),
         layouts=(("conv", "nhwc"),),
-        weights=(("conv", 1, panels),),
     )
     assert claims.supports("conv")
     assert not claims.supports("pool")
@@ -133,7 +131,3 @@ def test_claims_answer_what_passes_ask() -> None:
     assert claims.prefers_kernel("conv")
     assert claims.layout_of("conv") == "nhwc"
     assert claims.layout_of("pool") == ""
-    assert claims.weight_layout("conv", 1) == panels
-    assert claims.weight_layout("conv", 0) is None
-    assert str(panels) == "panels{width=16}"
-    assert panels.number("width") == 16

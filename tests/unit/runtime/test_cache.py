@@ -295,7 +295,7 @@ def test_damaged_entries_cost_a_compile_and_nothing_else(
 ) -> None:
     path = _dense(tmp_path / "m.onnx")
     expected, _ = _run(path)
-    for file in [p for p in (folder / "store" / kind).rglob("*") if p.is_file()]:
+    for file in [p for p in (folder / "store" / "v3" / kind).rglob("*") if p.is_file()]:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         if how == "gone":

@@ -3,7 +3,7 @@
 
 A kernel does chunks `begin` to `end` (exclusive). What a chunk computes depends on its index and the extents only,
 so results do not depend on how the chunks are split over threads. `args` holds i64 indices: of a buffer in
-`ctx.slots`, of an extent in `ctx.dims`, of a literal in `ctx.lits`.
+`ctx.slots`, or of an extent in `ctx.dims`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlx.backends.cpu.function import Function
-from rlx.backends.cpu.lltypes import F32, I64, PTR, VOID, Type
+from rlx.backends.cpu.lltypes import I64, PTR, VOID, Type
 from rlx.backends.cpu.words import CTX, Failure
 from rlx.base.errors import BuildError
 
@@ -114,12 +114,6 @@ class Kernel(Function):
             with self.at_entry():
                 self._dims[argument] = self.load(I64, base, index)
         return self._dims[argument]
-
-    def literal(self, argument: int, kind: Type = F32) -> Value:
-        """Return the scalar literal that argument names, in the low bytes of its 8-byte cell; loaded at entry."""
-        base, index = self._word(CTX.LITERALS, PTR), self._index(argument)
-        with self.at_entry():
-            return self.load(kind, self.offset(base, index, I64))
 
     def scratch(self) -> Value:
         """Return this participant's scratch block (its size comes from the plan)."""

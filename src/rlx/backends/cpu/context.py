@@ -18,7 +18,7 @@ from rlx.backends.cpu.thunks import DimProgram, Thunks
 from rlx.backends.cpu.words import CTX, Failure
 from rlx.base.errors import BuildError, UsageError
 
-__all__ = ["BUDGET_NANOSECONDS", "DONE", "Context", "Outcome", "literal_cells"]
+__all__ = ["BUDGET_NANOSECONDS", "DONE", "Context", "Outcome"]
 
 BUDGET_NANOSECONDS = 50_000_000
 """After so long a run comes back for a moment, so that Python can handle signals."""
@@ -54,23 +54,6 @@ DONE = Outcome(Status.DONE)
 """The outcome of every run that ends well."""
 
 
-def literal_cells(values: Sequence[np.generic[Any]]) -> npt.NDArray[np.uint64]:
-    """Return the literal table: each scalar in its own dtype, in the low bytes of an 8-byte cell.
-
-    Raises:
-        BuildError: a scalar has more than 8 bytes.
-    """
-    cells = np.zeros((len(values), 8), np.uint8)
-    for index, value in enumerate(values):
-        data = value.tobytes()
-        if len(data) > 8:
-            raise BuildError(
-                f"literal {index} is {value.dtype}, which does not fit a cell of 8 bytes"
-            )
-        cells[index, : len(data)] = np.frombuffer(data, np.uint8)
-    return cells.view(np.uint64).reshape(-1)
-
-
 class Context:
     """The native context of one program; not safe to run from two threads at once.
 
@@ -78,7 +61,6 @@ class Context:
         thunks: the program.
         slots: number of operand buffers.
         dims: initial values of the dims table; copied.
-        literals: cells of the literal table.
         dim_program: what DIMS thunks evaluate.
         threads: most participants of a kernel, the caller included.
         scratch: bytes of working memory per participant.
@@ -102,7 +84,6 @@ class Context:
         *,
         slots: int,
         dims: Sequence[int] | npt.NDArray[np.int64],
-        literals: npt.NDArray[np.uint64] | None = None,
         dim_program: DimProgram | None = None,
         threads: int = 1,
         scratch: int = 0,
@@ -113,7 +94,6 @@ class Context:
         self.thunks = thunks
         self.slots = np.zeros(max(slots, 1), np.int64)
         self.dims = np.array(dims, np.int64)
-        self._literals = np.zeros(1, np.uint64) if literals is None else literals
         self._program = DimProgram() if dim_program is None else dim_program
         self._records = self._program.build()
         self._check()
@@ -194,7 +174,6 @@ class Context:
         words = self._words
         words[CTX.SLOTS] = self.slots.ctypes.data
         words[CTX.DIMS] = self.dims.ctypes.data
-        words[CTX.LITERALS] = self._literals.ctypes.data
         words[CTX.THUNKS] = self.thunks.records.ctypes.data
         words[CTX.DIM_PROGRAM] = self._records.ctypes.data
 

@@ -13,7 +13,6 @@ class CTX(IntEnum):
 
     SLOTS = 0
     DIMS = 1
-    LITERALS = 2
     THUNKS = 3
     POOL = 4
     THREADS = 5

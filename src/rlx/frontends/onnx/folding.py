@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from rlx.base import numeric
-from rlx.base.dims import DimExpr, UndecidedError
+from rlx.base.dims import DimExpr
 from rlx.base.dtypes import DType
-from rlx.base.errors import RlxError
+from rlx.base.errors import RlxError, UndecidedError
 from rlx.base.facts import Facts
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlx.base.dims import UndecidedError
-from rlx.base.errors import TypeRuleError
+from rlx.base.errors import TypeRuleError, UndecidedError
 from rlx.base.facts import Facts
 from rlx.base.types import broadcast_shapes
 from rlx.ir.builder import Builder

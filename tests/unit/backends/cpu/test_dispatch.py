@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlx.backends.cpu.abi import CTX, Failure
-from rlx.backends.cpu.context import DONE, Context, Outcome, literal_cells
+from rlx.backends.cpu.context import DONE, Context, Outcome
 from rlx.backends.cpu.dispatch import Status, entry, native, runtime_ir
 from rlx.backends.cpu.isa import Isa, generic_isa, host_isa
 from rlx.backends.cpu.jit import compile_text, undefined_symbols
@@ -540,19 +540,6 @@ define i32 @t_around(ptr %run, ptr %ctx, i32 %mode) {
     mode = 0x1F80 | 0x8040 | 0x6000  # flush to zero, denormals are zero, round toward zero
     assert kind(library.address("t_around"))(entry(), ctx.address, mode) == mode
     assert bits[:3].tolist() == [1, 1, 1]
-
-
-def test_literal_cells() -> None:
-    packed = literal_cells(
-        [np.float32(1.5), np.int8(-1), np.float64(-2), np.True_, np.complex64(1 + 2j)]
-    )
-    assert packed.view(np.float32)[0] == 1.5
-    assert packed.view(np.uint64)[1] == 255
-    assert packed.view(np.float64)[2] == -2
-    assert packed.view(np.uint64)[3] == 1
-    assert packed.view(np.complex64)[4] == 1 + 2j
-    with pytest.raises(BuildError, match="complex128"):
-        literal_cells([np.complex128(1)])
 
 
 # -- building --------------------------------------------------------------------------------------

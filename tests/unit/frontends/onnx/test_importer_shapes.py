@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlx.base.dims import UndecidedError
-from rlx.base.errors import ModelError, UnsupportedOpError, UsageError
+from rlx.base.errors import ModelError, UndecidedError, UnsupportedOpError, UsageError
 from rlx.frontends.onnx.importer import ImportedModel, import_model
 from rlx.frontends.onnx.model import load_model
 from rlx.ops.evaluate import evaluate

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from rlx.base.dims import (
     Dim,
-    UndecidedError,
     ceildiv,
     dim_max,
     dim_min,
@@ -16,6 +15,7 @@ from rlx.base.dims import (
     product,
 )
 from rlx.base.dtypes import DType
+from rlx.base.errors import UndecidedError
 from rlx.base.facts import current_facts
 from rlx.base.types import normalize_axes, normalize_axis
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
