@@ -7,15 +7,19 @@ A backend finds targets, says which operators it claims, and compiles a graph of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
+from rlx.base.dims import Dim
+from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
 from rlx.base.target import Claims, Target
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
+    from rlx.kernel.program import Program
 
 __all__ = [
     "AdoptingGraph",
@@ -25,6 +29,8 @@ __all__ = [
     "MemoryReport",
     "SavedGraph",
     "SavingBackend",
+    "Span",
+    "WatchableGraph",
 ]
 
 
@@ -154,6 +160,54 @@ class AdoptingGraph(Protocol):
 
         Like `set_weight` for each, but they may be copied to where kernels read them best. The dict is emptied, one
         array at a time, so that both copies of all of them never exist at once.
+        """
+        ...
+
+
+class Span(NamedTuple):
+    """When one thunk of a watched run ran, in nanoseconds of one monotonic clock."""
+
+    thunk: int
+    began: int
+    ended: int
+
+
+@runtime_checkable
+class WatchableGraph(Protocol):
+    """A compiled graph that lets a caller look between its thunks: taps, profiles and checks are built on this.
+
+    A program that is not watched must not pay for it.
+    """
+
+    program: Program
+
+    def watched(
+        self,
+        after: Callable[[int], None] | None = None,
+        thunks: Collection[int] = (),
+        *,
+        timed: bool = False,
+    ) -> AbstractContextManager[list[Span]]:
+        """Watch the runs inside the block.
+
+        Args:
+            after: called with the index of each of `thunks` whenever it is done. What it raises ends the run.
+            thunks: indices of kernels and host operators in `program.thunks`.
+            timed: time all kernels and host operators.
+
+        Returns:
+            A context manager; the list it gives holds, once the block is over, a span for all that was timed, in order.
+            Calls of `after` lie between spans.
+
+        Raises:
+            UsageError: the program is watched already.
+        """
+        ...
+
+    def view(self, slot: int, dtype: DType, shape: Sequence[Dim]) -> Array:
+        """Return what a slot holds as an array over the same bytes, at this run's extents.
+
+        Only for use inside `after`: later thunks overwrite the bytes.
         """
         ...
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlx.backends.cpu.buffers import aligned_bytes
 from rlx.backends.cpu.dispatch import Native, Status, native, shared_pool
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.thunks import DimProgram, Thunks
+from rlx.backends.cpu.watch import Watch
 from rlx.backends.cpu.words import CTX, Failure
 from rlx.base.errors import BuildError, UsageError
 
@@ -32,7 +34,7 @@ class Outcome:
     """How a run came back.
 
     Attributes:
-        status: DONE, HOST (there was no callback for it), ERROR or GROW.
+        status: DONE, HOST or HOOK (there was no callback for it), ERROR or GROW.
         pc: the thunk, for everything but DONE.
         flat_index: for ERROR, the first element that failed; in DIMS thunks, the record of the dim
             program.
@@ -102,6 +104,7 @@ class Context:
         self._kept: dict[int, Any] = {}
         self._chosen_pool = pool
         self._pool: Pool | None = None
+        self._watch: Watch | None = None
         self._words = aligned_bytes(8 * _WORDS).view(np.int64)
         self.address = int(self._words.ctypes.data)
         self._argument = ctypes.c_void_p(self.address)
@@ -141,8 +144,8 @@ class Context:
         """Run the program from a thunk until it ends, fails, or needs what this method cannot give.
 
         Args:
-            host: executes the HOST (or hooked) thunk at a pc. Without it, such a thunk ends the run
-                with status HOST.
+            host: executes the HOST thunk at a pc. Without it, such a thunk ends the run with status
+                HOST.
             pc: where to begin.
 
         Raises:
@@ -152,16 +155,45 @@ class Context:
         pool = self._pool
         if pool is not None and not pool.running:
             pool.start()
+        watch = self._watch
         status = self._enter(self._argument, pc)
         while status:
             kind, pc = status & 255, status >> 8
             if kind == Status.HOST and host is not None:
-                host(pc)
+                if watch is None:
+                    host(pc)
+                else:
+                    watch.host(host, pc)
+                pc += 1
+            elif kind == Status.HOOK and watch is not None:
+                watch.hook(pc)
                 pc += 1
             elif kind != Status.YIELD:
                 return self._outcome(kind, pc)
+            if watch is not None:
+                watch.drain()
             status = self._enter(self._argument, pc)  # signal handlers have run on the way here
         return DONE
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Generator[None]:
+        """Watch the runs inside the block.
+
+        Raises:
+            UsageError: another watch is on.
+        """
+        if self._watch is not None:
+            raise UsageError("the program is being watched already")
+        records = watch.records(self.thunks)
+        self._watch = watch
+        self._words[CTX.THUNKS] = records.ctypes.data
+        self._words[CTX.LOG] = watch.address
+        try:
+            yield
+        finally:
+            self._watch = None
+            self._words[CTX.THUNKS] = self.thunks.records.ctypes.data
+            self._words[CTX.LOG] = 0
 
     def _outcome(self, kind: int, pc: int) -> Outcome:
         if kind != Status.ERROR:

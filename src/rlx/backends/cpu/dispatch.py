@@ -37,6 +37,7 @@ class Status(IntEnum):
     HOST = 2  # Python executes the thunk at pc, then re-enters at pc + 1
     ERROR = 3  # the thunk at pc failed; the context's error word says how
     GROW = 4  # a data-dependent buffer needs more room
+    HOOK = 5  # the thunk at pc is done and Python wants to look; re-enter at pc + 1
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ It returns `pc << 8 | status`. The clock is read after every kernel and after ev
 thunks; a run that is over its budget returns YIELD at the next thunk, so that Python can handle
 signals. Integer overflow in the dim program and in ADD_DIM is an error, never a wrapped extent.
 
+Thunks may be watched (`rlx.backends.cpu.watch`): flag HOOK returns to Python after the thunk, flag
+TIMED writes the time when it ended into a log. Thunks without flags take the path they always took.
+
 Measured on a virtual EPYC: 1.5 ns for a control thunk, 2.8 ns for a CALL, 4.7 ns for its clock.
 """
 
@@ -12,7 +15,7 @@ from __future__ import annotations
 
 from string import Template
 
-from rlx.backends.cpu.system import CLOCK_COARSE
+from rlx.backends.cpu.system import CLOCK_COARSE, CLOCK_PRECISE
 from rlx.backends.cpu.words import CTX, Failure
 
 __all__ = ["DISPATCH_IR"]
@@ -114,6 +117,27 @@ good:
 }
 """
 
+_STAMP = Template(
+    """
+; Append (pc, now) to a log: { entries, capacity } and then the entries. Returns whether it is full; behind its capacity
+; there is room for the two stamps that one thunk and the next entry may still write.
+define internal i1 @rlx_stamp(ptr %log, i64 %pc) #0 {
+  %now = call i64 @rlx_now(i32 $CLOCK)
+  %size.p = getelementptr i64, ptr %log, i64 1
+  %size = load i64, ptr %size.p, align 8
+  %used = load i64, ptr %log, align 8
+  %used1 = add i64 %used, 1
+  %pc.p = getelementptr { i64, i64 }, ptr %log, i64 %used1
+  %now.p = getelementptr i8, ptr %pc.p, i64 8
+  store i64 %pc, ptr %pc.p, align 8
+  store i64 %now, ptr %now.p, align 8
+  store i64 %used1, ptr %log, align 8
+  %full = icmp sge i64 %used1, %size
+  ret i1 %full
+}
+"""
+)
+
 _RUN = Template(
     """
 define i64 @rlx_run(ptr %ctx, i64 %start) #0 {
@@ -138,15 +162,23 @@ entry:
   %haspool = icmp ne ptr %pool, null
   %many = icmp sgt i64 %threads, 1
   %parallel = and i1 %haspool, %many
+  %log.p = getelementptr i64, ptr %ctx, i64 $LOG
+  %log = load ptr, ptr %log.p, align 8
+  %unlogged = icmp eq ptr %log, null
+  br i1 %unlogged, label %ready, label %entered
+entered:
+  %full.entered = call i1 @rlx_stamp(ptr %log, i64 -1)
+  br label %ready
+ready:
   br i1 %timed, label %clock, label %loop
 clock:
   %began = call i64 @rlx_now(i32 $CLOCK)
   br label %loop
 
 loop:                                         ; fuel = cheap thunks until the clock is read
-  %pc = phi i64 [ %start, %entry ], [ %start, %clock ], [ %to, %border ]
-  %fuel = phi i64 [ 64, %entry ], [ 64, %clock ], [ %fuel.left, %border ]
-  %t0 = phi i64 [ 0, %entry ], [ %began, %clock ], [ %t0, %border ]
+  %pc = phi i64 [ %start, %ready ], [ %start, %clock ], [ %to, %border ]
+  %fuel = phi i64 [ 64, %ready ], [ 64, %clock ], [ %fuel.left, %border ]
+  %t0 = phi i64 [ 0, %ready ], [ %began, %clock ], [ %t0, %border ]
   %pc1 = add i64 %pc, 1
   %rec.at = shl i64 %pc, 6
   %rec = getelementptr i8, ptr %thunks, i64 %rec.at
@@ -198,7 +230,7 @@ alone:
   call void %kernel(ptr %ctx, ptr %args, i64 0, i64 %n, i64 0)
   br label %called
 called:
-  %flags = and i64 %w3, 768
+  %flags = and i64 %w3, $WATCHED
   %plain = icmp eq i64 %flags, 0
   br i1 %plain, label %read_clock, label %flagged
 flagged:
@@ -207,11 +239,21 @@ flagged:
   %error = load atomic i64, ptr %error.p monotonic, align 8
   %raised = icmp ne i64 %error, 9223372036854775807
   %stop = and i1 %fails, %raised
-  br i1 %stop, label %failed, label %hooked
+  br i1 %stop, label %failed, label %watched
+watched:
+  %timing = and i64 %w3, 2048
+  %stamps = icmp ne i64 %timing, 0
+  br i1 %stamps, label %stamp, label %hooked
+stamp:
+  %full.stamp = call i1 @rlx_stamp(ptr %log, i64 %pc)
+  br label %hooked
 hooked:
+  %full = phi i1 [ false, %watched ], [ %full.stamp, %stamp ]
   %hook = and i64 %w3, 512
   %hooks = icmp ne i64 %hook, 0
-  br i1 %hooks, label %host, label %read_clock
+  br i1 %hooks, label %hook_at, label %logged
+logged:
+  br i1 %full, label %empty_log, label %read_clock
 
 jump:
   br label %cheap
@@ -285,7 +327,7 @@ cheap:
   %empty = icmp eq i64 %fuel.less, 0
   br i1 %empty, label %read_clock, label %border
 read_clock:
-  %to.timed = phi i64 [ %to.cheap, %cheap ], [ %pc1, %called ], [ %pc1, %hooked ]
+  %to.timed = phi i64 [ %to.cheap, %cheap ], [ %pc1, %called ], [ %pc1, %logged ]
   br i1 %timed, label %compare, label %border
 border:
   %to = phi i64 [ %to.cheap, %cheap ], [ %to.timed, %read_clock ], [ %to.timed, %compare ]
@@ -314,11 +356,17 @@ failed:
   br label %leave
 host:
   br label %leave
+hook_at:
+  br label %leave
+empty_log:
+  br label %leave
 end:
   br label %leave
 leave:
-  %status = phi i64 [ 1, %compare ], [ 3, %failed ], [ 2, %host ], [ 0, %end ]
-  %at = phi i64 [ %to.timed, %compare ], [ %pc, %failed ], [ %pc, %host ], [ 0, %end ]
+  %status = phi i64 [ 1, %compare ], [ 3, %failed ], [ 2, %host ], [ 5, %hook_at ], \
+[ 1, %empty_log ], [ 0, %end ]
+  %at = phi i64 [ %to.timed, %compare ], [ %pc, %failed ], [ %pc, %host ], [ %pc, %hook_at ], \
+[ %pc1, %empty_log ], [ 0, %end ]
   %high = shl i64 %at, 8
   %result = or i64 %high, %status
   call void @rlx_leave_float(i64 %saved)
@@ -329,5 +377,13 @@ leave:
 
 _CONSTANTS = {w.name: int(w) for w in CTX} | {f.name: int(f) for f in Failure}
 
-DISPATCH_IR = _OVERFLOWING + _DIMS + _RUN.substitute(_CONSTANTS, CLOCK=CLOCK_COARSE)
+_WATCHED = 256 | 512 | 2048
+"""Flags of a CALL that are looked at when it is over: MAY_FAIL, HOOK and TIMED."""
+
+DISPATCH_IR = (
+    _OVERFLOWING
+    + _DIMS
+    + _STAMP.substitute(CLOCK=CLOCK_PRECISE)
+    + _RUN.substitute(_CONSTANTS, CLOCK=CLOCK_COARSE, WATCHED=_WATCHED)
+)
 """Needs the functions of `system_ir` and `POOL_IR`. Exports `rlx_run`."""

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from rlx.backends.cpu.extents import Extents
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.jit import Library, ObjectCache
 from rlx.backends.cpu.thunks import Flag, Thunks, ThunkTable
+from rlx.backends.cpu.watch import Watch
 from rlx.backends.cpu.words import Failure
-from rlx.backends.protocol import MemoryReport
+from rlx.backends.protocol import MemoryReport, Span
 from rlx.base import config
-from rlx.base.dims import evaluate
+from rlx.base.dims import Dim, evaluate
+from rlx.base.dtypes import DType
 from rlx.base.errors import BuildError, ExecutionError, UsageError
 from rlx.base.numeric import Array
 from rlx.kernel.program import DimArg, NodeInfo, Program, SlotArg, Thunk, ThunkKind
@@ -203,6 +206,33 @@ class CpuProgram:
             self._env = None
             raise self._error(outcome)
 
+    @contextmanager
+    def watched(
+        self,
+        after: Callable[[int], None] | None = None,
+        thunks: Collection[int] = (),
+        *,
+        timed: bool = False,
+    ) -> Generator[list[Span]]:
+        """Watch the runs inside the block; see the protocol."""
+
+        def ended(pc: int) -> None:
+            if after is not None:
+                after(pc - 1)
+
+        watch, spans = Watch(ended, [t + 1 for t in thunks], timed=timed), list[Span]()
+        with self._context.watched(watch):
+            yield spans
+        spans += [Span(pc - 1, began, end) for pc, began, end in watch.spans()]
+
+    def view(self, slot: int, dtype: DType, shape: Sequence[Dim]) -> Array:
+        """Return a slot's bytes as an array; see the protocol."""
+        table = (
+            self._context.dims
+        )  # also has what thunks set: counters of loops, extents that data gave
+        env = {n: int(table[i]) for n, i in self._extents.symbols.items()} | dict(self._env or {})
+        return self._array(slot, dtype.numpy, tuple(evaluate(d, env) for d in shape))
+
     def _error(self, outcome: Outcome) -> Exception:
         if outcome.status is not Status.ERROR:
             return BuildError(
@@ -239,7 +269,9 @@ class CpuProgram:
 
     def _view(self, slot: int, value: Value, env: Mapping[str, int]) -> Array:
         shape = tuple(evaluate(d, env) for d in value.type.shape)
-        dtype = value.type.dtype.numpy
+        return self._array(slot, value.type.dtype.numpy, shape)
+
+    def _array(self, slot: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
             return np.empty(shape, dtype)

@@ -47,8 +47,9 @@ class Flag(IntFlag):
 
     NONE = 0
     MAY_FAIL = 1  # test the context's error word afterwards
-    HOOK = 2  # return HOST with this pc afterwards
+    HOOK = 2  # return HOOK with this pc afterwards
     SERIAL = 4  # never split over threads
+    TIMED = 8  # write the time into the context's log afterwards
 
 
 class DimOp(IntEnum):

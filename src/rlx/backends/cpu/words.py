@@ -21,7 +21,7 @@ class CTX(IntEnum):
     ERROR = 8
     BUDGET = 9
     DIM_PROGRAM = 10
-    HOOKS = 11
+    LOG = 11
 
 
 class Failure(IntEnum):

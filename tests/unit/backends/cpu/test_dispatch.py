@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from rlx.backends.cpu.isa import Isa, generic_isa, host_isa
 from rlx.backends.cpu.jit import compile_text, undefined_symbols
 from rlx.backends.cpu.pool import Pool
 from rlx.backends.cpu.thunks import DimOp, DimProgram, Flag, Kind, ThunkTable
+from rlx.backends.cpu.watch import Watch
 from rlx.base.errors import BuildError, DeviceError, UsageError
 
 _MAX, _MIN = 2**63 - 1, -(2**63)
@@ -192,16 +194,123 @@ def test_what_the_host_raises_passes_through() -> None:
         context(table).run(host)
 
 
+# -- watching --------------------------------------------------------------------------------------
+
+
 def test_a_hook_comes_after_its_kernel(native_kernels: Mapping[str, int]) -> None:
     table = ThunkTable()
-    table.call(native_kernels["t_count"], [0, 0], 0, flags=Flag.HOOK)
-    table.call(native_kernels["t_count"], [0, 0], 0, flags=Flag.HOOK | Flag.MAY_FAIL)
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.call(native_kernels["t_count"], [0, 0], 0, flags=Flag.MAY_FAIL)
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.host()
     table.end()
     ctx = context(table, dims=[2])
     counted = cells(ctx)
-    seen: list[tuple[int, int]] = []
-    assert ctx.run(lambda pc: seen.append((pc, int(counted[1])))) is DONE
-    assert seen == [(0, 1), (1, 2)]
+    seen: list[tuple[str, int, int]] = []
+
+    def note(what: str) -> Callable[[int], None]:
+        return lambda pc: seen.append((what, pc, int(counted[1])))
+
+    with ctx.watched(Watch(note("hook"), [1, 2, 3])):
+        assert ctx.run(note("host")) is DONE
+    assert seen == [("hook", 1, 2), ("hook", 2, 3), ("host", 3, 3), ("hook", 3, 3)]
+    assert ctx.run(note("host")) is DONE  # the watch is over
+    assert seen[4:] == [("host", 3, 6)]
+
+
+def test_a_flag_without_a_watch_ends_the_run(native_kernels: Mapping[str, int]) -> None:
+    table = ThunkTable()
+    table.call(native_kernels["t_count"], [0, 0], 0, flags=Flag.HOOK)
+    table.set_dim(0, 8)
+    table.end()
+    ctx = context(table, dims=[1])
+    cells(ctx)
+    assert ctx.run() == Outcome(Status.HOOK, 0)
+    assert ctx.dims[0] == 1
+    assert ctx.run(pc=1) is DONE
+    assert ctx.dims[0] == 8
+
+
+def test_a_failed_thunk_is_not_shown_to_a_hook(native_kernels: Mapping[str, int]) -> None:
+    table = ThunkTable()
+    table.call(native_kernels["t_fail"], [0, 1], 0, flags=Flag.MAY_FAIL)
+    table.end()
+    ctx = context(table, dims=[1, 0])
+    cells(ctx)
+    with ctx.watched(Watch(lambda pc: pytest.fail(f"saw {pc}"), [0], timed=True)):
+        assert ctx.run().status is Status.ERROR
+
+
+def test_what_a_hook_raises_ends_the_run_and_the_watch(native_kernels: Mapping[str, int]) -> None:
+    table = ThunkTable()
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.end()
+    ctx = context(table, dims=[1])
+    counted = cells(ctx)
+
+    def stop(pc: int) -> None:
+        raise ZeroDivisionError(pc)
+
+    with pytest.raises(ZeroDivisionError), ctx.watched(Watch(stop, [0])):
+        ctx.run()
+    assert ctx.run() is DONE
+    assert counted[0] == 2
+
+
+def test_one_watch_at_a_time() -> None:
+    table = ThunkTable()
+    table.end()
+    ctx = context(table)
+    with ctx.watched(Watch()), pytest.raises(UsageError, match="watched already"):
+        ctx.watched(Watch()).__enter__()
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 4096])
+@pytest.mark.parametrize("budget", [0, 1])
+def test_times_of_kernels_are_whole_and_in_order(
+    native_kernels: Mapping[str, int], capacity: int, budget: int
+) -> None:
+    # for i in range(20): busy; count; then the host sleeps
+    i, n, one, pauses = range(4)
+    table = ThunkTable()
+    head = table.jump_ge(i, n)
+    table.call(native_kernels["t_busy"], [0, pauses], one)
+    table.call(native_kernels["t_count"], [0, 0], one)
+    table.add_dim(i, 1)
+    table.jump(head)
+    table.patch(head, len(table))
+    table.host()
+    table.end()
+    ctx = context(table, dims=[0, 20, 1, 2000], budget=budget)
+    counted = cells(ctx)
+    watch = Watch(timed=True, capacity=capacity)
+    before = time.perf_counter_ns()
+    with ctx.watched(watch):
+        assert ctx.run(lambda _: time.sleep(0.002)) is DONE
+    after = time.perf_counter_ns()
+    spans = watch.spans()
+    assert counted[0] == 40
+    assert [pc for pc, _, _ in spans] == [1, 2] * 20 + [5]
+    borders = [before, *(t for _, began, ended in spans for t in (began, ended)), after]
+    assert borders == sorted(borders)
+    _, began, ended = spans[-1]
+    assert ended - began >= 2_000_000
+    assert sum(e - b for pc, b, e in spans if pc == 1) > sum(e - b for pc, b, e in spans if pc == 2)
+
+
+def test_hooks_lie_between_times(native_kernels: Mapping[str, int]) -> None:
+    table = ThunkTable()
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.call(native_kernels["t_count"], [0, 0], 0)
+    table.end()
+    ctx = context(table, dims=[1])
+    cells(ctx)
+    watch = Watch(lambda _: time.sleep(0.002), [0, 1], timed=True)
+    with ctx.watched(watch):
+        ctx.run()
+    (first, _, end), (second, begin, _) = watch.spans()
+    assert (first, second) == (0, 1)
+    assert begin - end >= 2_000_000
 
 
 def test_a_malformed_thunk_is_an_error() -> None:
