@@ -188,6 +188,7 @@ class ElementwiseDecl(Generic[Handle]):
             cls = dataclasses.make_dataclass(
                 title, fields, bases=(ElementwiseOp,), frozen=True, namespace=namespace
             )
+            cls.__module__ = function.__module__  # Python 3.12 and later set it to this module
         else:  # inherits all a dataclass without fields needs; making one costs 0.5 ms for each of 70 operators
             cls = type(title, (ElementwiseOp,), namespace)
         self.op = cast("type[ElementwiseOp]", cls)
