@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from rlx.base.dtypes import DType
 from rlx.base.errors import BuildError
+from rlx.expr.approximations import ERF32_BORDER, ERF32_LIMIT, ERF32_SMALL, ERF32_TAIL
 from rlx.expr.body import Body, Instr
 from rlx.expr.table import TABLE
 
@@ -343,6 +344,22 @@ def _row_stores(
     return lines
 
 
+def _horner(x: str, coefficients: Sequence[float]) -> str:
+    """Return c[0] + c[1] x + c[2] x^2 + ... as one expression, an fma a term."""
+    total, *rest = (_literal(repr(c), DType.F32) for c in reversed(coefficients))
+    for coefficient in rest:
+        total = f"fma({total}, {x}, {coefficient})"
+    return total
+
+
+def _erf() -> str:
+    """Return the text of erf in f32, by the polynomials that the CPU uses; NaN takes the first range and stays."""
+    limit = f"fmin(fabs({{0}}), {_literal(repr(ERF32_LIMIT), DType.F32)})"
+    tail = f"copysign(1.0f - exp({limit} * {_horner(limit, ERF32_TAIL)}), {{0}})"
+    small = f"fma({_horner('({0} * {0})', ERF32_SMALL)}, {{0}}, {{0}})"
+    return f"(fabs({{0}}) > {_literal(repr(ERF32_BORDER), DType.F32)} ? {tail} : {small})"
+
+
 def _cuda_kernel(name: str, parameters: Sequence[str]) -> str:
     return f'extern "C" __global__ void {name}({", ".join(parameters)}) {{'
 
@@ -371,7 +388,7 @@ CUDA = Dialect(
     lambda name, _: f"const long {name}",
     "(long)blockIdx.x * blockDim.x + threadIdx.x",
     "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n",
-    {"erf": "erf({0})"},  # MSL has none
+    {"erf": "erf({0})"},
 )
 MSL = Dialect(
     "MSL",
@@ -384,7 +401,8 @@ MSL = Dialect(
     "(long)gid",
     "#include <metal_stdlib>\nusing namespace metal;\n",
     {
-        # MSL has neither; both are written with what it has, within the documented tolerance of its fast path.
+        # MSL has none of these; they are written with what it has, within the documented tolerance of its fast path.
+        "erf": _erf(),
         "expm1": "(fabs({0}) < 1e-2f ? {0} * (1.0f + {0} * (0.5f + {0} * 0.16666667f)) : exp({0}) - 1.0f)",
         "log1p": "(fabs({0}) < 1e-2f ? {0} * (1.0f - {0} * (0.5f - {0} * 0.33333333f)) : log(1.0f + {0}))",
     },

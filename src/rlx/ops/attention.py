@@ -54,9 +54,9 @@ class Attention(Op):
 
     Attributes:
         scale: factor of the scores.
-        masked_row: what a row without any key gives (all scores -inf, or T = 0): `nan`, as softmax
+        masked_row: what a row gives whose keys are all hidden (all scores -inf): `nan`, as softmax
             does, or `zeros`; `nan_to_zeros` makes every probability that is NaN zero, whatever the
-            reason.
+            reason. Without any keys (T = 0) a row is a sum of nothing, 0, in each case.
         causal: query i sees key j where j <= i (`upper_left`) or j <= i + T - S (`bottom_right`);
             `none` sees all.
         softcap: bound of the scores before the mask; 0 for none.

@@ -309,7 +309,8 @@ def reduce_logsumexp(x: Value, axes: Sequence[int] | None = None, keepdims: bool
 class ArgReduce(Op):
     """The i64 index of the largest or smallest element along an axis, the first of equal ones.
 
-    If there is a NaN, it is the index of the first NaN, for both kinds.
+    It is where the value lies that `max` or `min` returns. NaN comes through both, so if there is a
+    NaN it is the index of the first NaN (the last with `select_last`), for both kinds.
 
     Attributes:
         kind: `max` or `min`.

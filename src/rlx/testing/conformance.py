@@ -7,7 +7,7 @@ A case is one sample of one operator in one dtype, compiled and run in one way:
 * `fused`: the same with an elementwise producer before and a consumer behind the operator, both exact.
 * `guarded`: operands and results lie against a page that must not be touched, at either end.
 * `symbolic`: extents are symbols; one program runs extents of 1, of the sample, and large ones, with 1 and 2 threads.
-* `empty`: an extent of zero, where the operator's rule allows it.
+* `empty`: each extent in turn is zero, where the operator's rule allows it.
 
 Everything runs with the independent check of the memory plan and a poisoned arena. The expected value is the reference
 meaning in f64 (`rlx.ops.evaluate.evaluate`), the bound is `rlx.testing.tolerances`'s. A sample with an error has to
@@ -148,7 +148,7 @@ def _rows(cls: type[Op], index: int, sample: Sample) -> Iterator[_Row]:
         for variant in _VARIANTS:
             if variant == "symbolic" and not _symbolic(op, types):
                 continue
-            if variant == "empty" and _emptied(op, types) is None:
+            if variant == "empty" and not _emptied(op, types):
                 continue
             yield index, dtype, variant
 
@@ -302,8 +302,9 @@ def _value(dim: Dim, env: Mapping[str, int]) -> Dim:
     return bind_dims((dim,), dict(env))[0]
 
 
-def _emptied(op: Op, types: Sequence[TensorType | None]) -> _Symbolic | None:
-    """Return the operator with one extent of zero, the first that its type rule accepts."""
+def _emptied(op: Op, types: Sequence[TensorType | None]) -> list[_Symbolic]:
+    """Return the ways in which one extent may be zero by the operator's type rule."""
+    found: list[_Symbolic] = []
     extents = sorted(
         {d for t in types if t is not None for d in t.shape if isinstance(d, int) and d > 1}
     )
@@ -319,8 +320,8 @@ def _emptied(op: Op, types: Sequence[TensorType | None]) -> _Symbolic | None:
         ]
         changed = bind_dims(_with_dims(op, names), {"Z": 0})
         if _inferred(changed, bound) is not None:
-            return _Symbolic(changed, tuple(bound), ({},))
-    return None
+            found.append(_Symbolic(changed, tuple(bound), ({},)))
+    return found
 
 
 # -- running one -----------------------------------------------------------------------------------------------------
@@ -344,9 +345,8 @@ class _Runner:
                 for one in _symbolic(op, self.types):
                     self._compare(one)
             case "empty":
-                one = _emptied(op, self.types)
-                assert one is not None
-                self._compare(one)
+                for one in _emptied(op, self.types):
+                    self._compare(one)
             case _:
                 self._compare(_Symbolic(op, tuple(self.types), ({},)))
         return self.outcome

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from rlx.base.dtypes import DType
@@ -20,6 +22,7 @@ from rlx.kernel.cstyle import CUDA, MSL, body_text, map_kernel, row_kernel
 _F32 = DType.F32
 _INTEGER_ONLY = frozenset("not and or xor shl shr".split())
 _NVCC = shutil.which("nvcc")
+_needs_cc = pytest.mark.skipif(shutil.which("cc") is None, reason="needs the C compiler cc on PATH")
 _needs_nvcc = pytest.mark.skipif(_NVCC is None, reason="needs the CUDA compiler nvcc on PATH")
 
 
@@ -168,18 +171,12 @@ def test_dtypes_a_language_lacks_are_refused() -> None:
         map_kernel("f", _one("cast", DType.F8E4M3, to=_F32), CUDA, [1])
 
 
-def test_metal_has_no_erf() -> None:
-    assert "erf(" in map_kernel("f", _one("erf", _F32), CUDA, [1])
-    with pytest.raises(BuildError, match="MSL has no text for scalar operator 'erf'"):
-        map_kernel("f", _one("erf", _F32), MSL, [1])
-
-
 def test_integer_powers_are_refused() -> None:
     with pytest.raises(BuildError, match="no text for scalar operator 'pow' on i32"):
         map_kernel("f", _one("pow", DType.I32, DType.I32), CUDA, [1, 1])
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs the C compiler cc on PATH")
+@_needs_cc
 def test_integer_remainders_have_the_sign_of_the_divisor(tmp_path: Path) -> None:
     _, (floored,) = body_text(_one("mod", DType.I32, DType.I32), CUDA, ["a", "b"])
     lines, _ = body_text(_one("mod", DType.I32, DType.I32), CUDA, ["a", "b"])
@@ -188,20 +185,45 @@ def test_integer_remainders_have_the_sign_of_the_divisor(tmp_path: Path) -> None
         "#include <stdio.h>\nint main() { for (int a = -7; a < 8; ++a) for (int b = -3; b < 4; ++b)"
         ' printf("%d ", f(a, b)); }'
     )
-    (tmp_path / "f.c").write_text(source, encoding="utf-8")
-    program = str(tmp_path / "f")
-    subprocess.run(["cc", "-o", program, str(tmp_path / "f.c")], check=True)
-    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     want = [a % b if b else 0 for a in range(-7, 8) for b in range(-3, 4)]
-    assert [int(n) for n in printed.split()] == want
+    assert [int(n) for n in _run_c(source, tmp_path)] == want
 
 
-@pytest.mark.parametrize("op", ["expm1", "log1p"])
+@pytest.mark.parametrize("op", ["erf", "expm1", "log1p"])
 def test_metal_spells_out_what_it_lacks(op: str) -> None:
-    assert op not in map_kernel("f", _one(op, _F32), MSL, [1])
+    assert f"{op}(" not in map_kernel("f", _one(op, _F32), MSL, [1])
 
 
-@pytest.mark.parametrize("name", [n for n in _BODIES if not n.startswith("erf")])
+def _run_c(source: str, folder: Path) -> list[str]:
+    """Compile and run a C program; return the words that it prints."""
+    (folder / "f.c").write_text(source, encoding="utf-8")
+    program = str(folder / "f")
+    command = ["cc", "-ffp-contract=off", "-o", program, str(folder / "f.c"), "-lm"]
+    subprocess.run(command, check=True)
+    done = subprocess.run([program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@_needs_cc
+def test_erf_for_metal_is_within_4_ulp(tmp_path: Path) -> None:
+    # The text is C as well, with the type-generic functions of tgmath.h in the place of Metal's overloads.
+    (line,), (result,) = body_text(_one("erf", _F32), MSL, ["x"])
+    source = (
+        "#include <stdio.h>\n#include <tgmath.h>\n"
+        f"static float f(float x) {{ {line} return {result}; }}\n"
+        "int main() { for (int i = -40000; i <= 40000; ++i) "
+        'printf("%a ", f(i * 0.000125f)); printf("%a %a %a", f(NAN), f(INFINITY), f(-0.0f)); }'
+    )
+    *values, nan, top, zero = (float.fromhex(word) for word in _run_c(source, tmp_path))
+    x = np.arange(-40000, 40001).astype(np.float32) * np.float32(0.000125)
+    want = np.array([math.erf(v) for v in x.tolist()])
+    unit = np.spacing(np.abs(want).astype(np.float32))
+    assert np.max(np.abs(np.array(values) - want) / unit) <= 4
+    assert math.isnan(nan)
+    assert (top, math.copysign(1, zero)) == (1.0, -1.0)
+
+
+@pytest.mark.parametrize("name", _BODIES)
 def test_every_operator_has_text_in_both(name: str) -> None:
     body = _BODIES[name]
     for dialect in (CUDA, MSL):

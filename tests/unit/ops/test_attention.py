@@ -27,6 +27,18 @@ def _normal(*shape: int, seed: int = 0) -> Array:
     return np.asarray(rng.standard_normal(shape), np.float32)
 
 
+def _decomposed(op: Attention, arrays: list[Array | None]) -> Array:
+    """Return what the operator's decomposition computes."""
+    graph = Graph("g")
+    given = {f"x{i}": a for i, a in enumerate(arrays) if a is not None}
+    with building(Builder(graph.block, graph.facts)):
+        values = [
+            graph.add_input(n, TensorType(DType.of(a.dtype), a.shape)) for n, a in given.items()
+        ]
+        graph.set_outputs({"y": op.decompose(*values)})
+    return evaluate(graph, given)["y"]
+
+
 def _direct(q: Array, k: Array, v: Array, mask: Array | None, op: Attention) -> Array:
     b, h, s, _ = q.shape
     hk, t = k.shape[1:3]
@@ -109,6 +121,18 @@ def test_fully_masked_rows(keys: int) -> None:
     assert (run_op(Attention(1.0, "zeros"), [q, k, v, hidden])[0] == 0).all()
 
 
+@pytest.mark.parametrize("masked_row", ["nan", "zeros", "nan_to_zeros"])
+@pytest.mark.parametrize("causal", ["none", "upper_left", "bottom_right"])
+@pytest.mark.parametrize("mask", [None, np.bool_, np.float32])
+def test_without_keys_rows_are_sums_of_nothing(masked_row: Any, causal: Any, mask: Any) -> None:
+    op = Attention(0.35, masked_row, causal)
+    q, k, v = _normal(1, 2, 3, 4), _normal(1, 1, 0, 4), _normal(1, 1, 0, 5)
+    given = None if mask is None else np.zeros((3, 0), mask)
+    want = np.zeros((1, 2, 3, 5), np.float32)
+    np.testing.assert_array_equal(run_op(op, [q, k, v, given])[0], want)
+    np.testing.assert_array_equal(_decomposed(op, [q, k, v, given]), want)
+
+
 def test_finite_masks_are_numbers() -> None:
     q, k, v = _normal(1, 1, 1, 4), _normal(1, 1, 3, 4), _normal(1, 1, 3, 4)
     low = np.full((1, 3), np.finfo(np.float32).min, np.float32)
@@ -142,15 +166,7 @@ def test_maps_read_other_layouts() -> None:
     op = Attention(0.35, shape=(2, 3, 4, 5, 8, 6), maps=(q_map, k_map, v_map), out_layout="bshd")
     (got,) = run_op(op, [packed, turned, v, None])
     np.testing.assert_allclose(got, want.transpose(0, 2, 1, 3), rtol=1e-6)
-    graph = Graph("g")
-    with building(Builder(graph.block, graph.facts)):
-        operands = [
-            graph.add_input(n, TensorType(DType.F32, a.shape))
-            for n, a in (("q", packed), ("k", turned), ("v", v))
-        ]
-        graph.set_outputs({"y": op.decompose(*operands)})
-    found = evaluate(graph, {"q": packed, "k": turned, "v": v})["y"]
-    np.testing.assert_allclose(found, got, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(_decomposed(op, [packed, turned, v]), got, rtol=1e-5, atol=1e-6)
 
 
 def test_symbolic_lengths() -> None:

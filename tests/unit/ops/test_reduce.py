@@ -152,6 +152,20 @@ def test_arg_reductions() -> None:
 
 
 @pytest.mark.parametrize("kind", ["max", "min"])
+def test_arg_reductions_point_at_what_max_and_min_return(kind: str) -> None:
+    """NaN comes through both, so a NaN is what both positions hold: the first, or the last with `select_last`."""
+    x = np.random.default_rng(0).integers(-3, 3, (50, 9)).astype(np.float32)
+    x[np.random.default_rng(1).random(x.shape) < 0.1] = NAN
+    first, last = (run(ArgReduce(kind, 1, select_last=s), x) for s in (False, True))
+    extremum = run(Reduce(kind, (1,)), x)
+    for index in (first, last):
+        np.testing.assert_array_equal(np.take_along_axis(x, index, 1), extremum)
+    np.testing.assert_array_equal(first, (np.argmax if kind == "max" else np.argmin)(x, 1)[:, None])
+    same = (x == extremum) | (np.isnan(x) & np.isnan(extremum))
+    np.testing.assert_array_equal(last[:, 0], 8 - np.argmax(same[:, ::-1], 1))
+
+
+@pytest.mark.parametrize("kind", ["max", "min"])
 @pytest.mark.parametrize("last", [True, False])
 def test_arg_reduction_decomposes(kind: str, last: bool) -> None:
     x = np.array(

@@ -20,6 +20,7 @@ from rlx.backends.cpu.builder import Function, Value
 from rlx.backends.cpu.lltypes import F32, F64, Type, int_type
 from rlx.backends.cpu.vpoly import apply_f64, libm, polynomial
 from rlx.backends.cpu.vtrig import acos, asin, atan, atan2, cos, sin, tan
+from rlx.expr.approximations import ERF32_BORDER, ERF32_LIMIT, ERF32_SMALL, ERF32_TAIL
 
 __all__ = [
     "UNARY",
@@ -410,13 +411,6 @@ def _power_of_two(f: Function, n: Value) -> Value:
 
 # Error function
 
-_ERF32_BORDER = 0.86
-_ERF32_SMALL = (0.12837917, -0.37612563, 0.11282618, -0.026798284, 0.0050436864, -0.00062705233)
-"""erf(x) / x - 1 in x^2 on |x| <= 0.86."""
-_ERF32_TAIL = (
-    -1.1286033, -0.63533974, -0.10591704, 0.023479683, -0.003505828, 0.0002884704, -7.732075e-06
-)  # fmt: skip
-"""log(1 - erf(x)) / x on [0.84, 4]; beyond, erf rounds to 1."""
 _ERF64_SMALL = (
     0.12837916709551256,
     -0.3761263890318352,
@@ -467,12 +461,12 @@ def erf(f: Function, x: Value) -> Value:
 
 
 def _erf32(f: Function, x: Value) -> Value:
-    a = _clamp(f, f.abs(x), None, 4.0)
-    _, shifted, r = _reduce(f, polynomial(f, a, _ERF32_TAIL) * a)
+    a = _clamp(f, f.abs(x), None, ERF32_LIMIT)
+    _, shifted, r = _reduce(f, polynomial(f, a, ERF32_TAIL) * a)
     # The power is at least 2^-25: adding it to the exponent field multiplies. A NaN takes the other range.
     tail = f.bitcast(f.bitcast(_exp_of(f, r), int_type(32)) + shifted.shl(_F32.mantissa), F32)
-    small = f.fma(polynomial(f, x * x, _ERF32_SMALL), x, x)
-    return f.select(a > _ERF32_BORDER, f.copysign(1.0 - tail, x), small)
+    small = f.fma(polynomial(f, x * x, ERF32_SMALL), x, x)
+    return f.select(a > ERF32_BORDER, f.copysign(1.0 - tail, x), small)
 
 
 # Powers and roots

@@ -10,6 +10,7 @@ multiplied by 1 / sum. Scores stay in L1 for up to about 1,300 keys and in L2 be
 the other rows, on chunks or on threads.
 
 A row whose scores are all -inf is NaN (softmax's meaning) or zero (`masked_row=zeros`), NaN scores make their row NaN.
+Where there are no keys at all every row is zero.
 """
 
 from __future__ import annotations
@@ -100,7 +101,8 @@ class _Tile:
                 f, rows, (q, keys, mask, p), (q_stride, mask_stride, limit, total, pitch, seen)
             )
             sums = self._exponentials(f, rows, p, tops, seen, pitch)
-            self._values(f, rows, (p, v, out), (v_stride, out_stride, seen, pitch), sums)
+            factors = self._factors(f, sums, total)
+            self._values(f, rows, (p, v, out), (v_stride, out_stride, seen, pitch), factors)
         return f
 
     def _scores(
@@ -207,23 +209,30 @@ class _Tile:
             sums.append(f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b)))
         return sums
 
+    def _factors(self, f: Function, sums: list[Value], keys: Value) -> list[Value]:
+        """Return what the sums over the values are multiplied by, per row: 1 / sum of the exponentials.
+
+        A sum is 0 where no key is seen. Without any keys the result is a sum of nothing, 0; where all are hidden it is
+        NaN, or 0 where `masked_row` says so.
+        """
+        factors: list[Value] = []
+        for total in sums:
+            nothing = keys.eq(0) if self.spec.masked_row == "nan" else total.eq(0.0)
+            factor = f.select(nothing, f.f32(0.0), f.f32(1.0) / total)
+            factors.append(f.splat(factor, self.lanes))
+        return factors
+
     def _values(
         self,
         f: Function,
         rows: int,
         pointers: tuple[Value, Value, Value],
         numbers: tuple[Value, Value, Value, Value],
-        sums: list[Value],
+        factors: list[Value],
     ) -> None:
         """Emit the products with the values, in column groups that fit the registers."""
         p, v, out = pointers
         v_stride, out_stride, seen, pitch = numbers
-        inverses: list[Value] = []
-        for total in sums:
-            inverse = f.f32(1.0) / total
-            if self.spec.masked_row != "nan":
-                inverse = f.select(total.eq(0.0), f.f32(0.0), inverse)
-            inverses.append(f.splat(inverse, self.lanes))
         depth = self.spec.value_depth
         starts = list(range(0, depth, self.lanes))
         for first in range(0, len(starts), self.vectors):
@@ -236,7 +245,7 @@ class _Tile:
             for i in range(rows):
                 for j, start in enumerate(group):
                     place = f.offset(out, out_stride * i + start, F32)
-                    result = acc[i][j] * inverses[i]
+                    result = acc[i][j] * factors[i]
                     mask = masks[j]
                     if mask is None:
                         f.store(result, place)

@@ -135,6 +135,33 @@ def test_rows_without_keys(masked_row: Any, kind: str, isa: Isa, lower_graph: Lo
 
 
 @_isas
+@pytest.mark.parametrize("masked_row", ["nan", "zeros", "nan_to_zeros"])
+@pytest.mark.parametrize("causal", ["none", "upper_left", "bottom_right"])
+@pytest.mark.parametrize("kind", ["none", "bool", "float"])
+def test_without_keys_every_row_is_zero(
+    masked_row: Any, causal: Any, kind: str, isa: Isa, lower_graph: Lower
+) -> None:
+    op = Attention(0.35, masked_row, causal)
+    shapes: list[Shape] = [(1, 2, 7, 8), (1, 2, 0, 8), (1, 2, 0, 5)]
+    mask = (
+        None if kind == "none" else np.zeros((1, 1, 7, 0), bool if kind == "bool" else np.float32)
+    )
+    kinds = None if mask is None else TensorType(DType.of(mask.dtype), mask.shape)
+    lowered = lower_graph(_graph(op, [tuple(s) for s in shapes], kinds), isa)
+    arrays = {n: _numbers(*s) for n, s in zip("qkv", shapes, strict=True)}
+    got = lowered.run(arrays if mask is None else {**arrays, "mask": mask})["y"]
+    assert got.tobytes() == np.zeros((1, 2, 7, 5), np.float32).tobytes()
+
+
+@_isas
+@pytest.mark.parametrize("shape", [(0, 2, 7, 8), (1, 0, 7, 8), (1, 2, 0, 8)])
+def test_without_queries_nothing_is_computed(shape: Shape, isa: Isa, lower_graph: Lower) -> None:
+    keys = (shape[0], shape[1], 9, 8)
+    for causal in ("none", "upper_left", "bottom_right"):
+        _check(lower_graph, isa, Attention(0.35, causal=causal), [shape, keys, keys])
+
+
+@_isas
 def test_hidden_nan_keys_do_not_reach_the_probabilities(isa: Isa, lower_graph: Lower) -> None:
     op = Attention(0.35)
     arrays = {n: _numbers(1, 1, 9, 8) for n in "qkv"}
