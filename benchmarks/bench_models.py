@@ -24,6 +24,8 @@ from rlx.testing import zoo
 
 ONNX_ENGINES = ("rlx", "onnxruntime", "openvino", "openvino_static")
 TORCH_ENGINES = ("torch", "torch_compile")
+CAP = 3.0
+"""What a single case counts at most in the first of the two means."""
 SUITES = {"minilm": (*ONNX_ENGINES, *TORCH_ENGINES), "zoo": ONNX_ENGINES}
 
 
@@ -56,7 +58,8 @@ def zoo_workloads(options: common.Options) -> Iterator[common.Workload]:
         except RlxError as error:
             print(f"{case.name} left out: {error}", file=sys.stderr)
             continue
-        yield common.Workload(case.name, model, zoo.golden(case)[0], threads)
+        inputs = zoo.golden(case)[0]
+        yield common.Workload(case.name, model, inputs, threads, group=f"row {case.row}")
 
 
 WORKLOADS = {"minilm": minilm_workloads, "zoo": zoo_workloads}
@@ -101,18 +104,33 @@ def table(rows: Rows, engines: Sequence[str], reference: str, threads: int) -> s
     header += [f"diff to {engine}" for engine in engines if engine != reference]
     text = [f"### {threads} thread{'s' if threads > 1 else ''}", ""]
     text.append(common.markdown(header, (row(w, r, reference) for w, r in mine)))
-    peers = {id(r): best_peer(r, reference) for _, r in mine}
-    ratios = [
-        results[peer].median() / results[reference].median()
-        for _, results in mine
-        if (peer := peers[id(results)]) is not None and results[reference].answers
+    found = [
+        (workload, (results[peer], results[reference]))
+        for workload, results in mine
+        if (peer := best_peer(results, reference)) is not None and results[reference].answers
     ]
-    if ratios:
-        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-        ahead = sum(value > 1 for value in ratios)
-        text += ["", f"Geometric mean {mean:.2f}; ahead in {ahead} of {len(ratios)}."]
+    if found:
+        text += ["", *_summary(*zip(*found, strict=True))]
     notes = {f"{w.name}: {e} {r.note}" for w, group in mine for e, r in group.items() if r.note}
     return "\n".join([*text, "", *(f"- {note}" for note in sorted(notes))])
+
+
+def _summary(
+    workloads: Sequence[common.Workload], pairs: Sequence[tuple[common.Result, common.Result]]
+) -> list[str]:
+    ratios = [peer.median() / ours.median() for peer, ours in pairs]
+    groups = [w.group or w.name for w in workloads]
+    lines: list[str] = []
+    for cap in (CAP, math.inf):
+        mean, low, high = common.mean_ratio(pairs, groups, cap)
+        count = f"no case above {cap:g}" if cap < math.inf else "every case as it is"
+        lines.append(
+            f"Geometric mean of {len(set(groups))} rows, {count}: "
+            f"**{mean:.2f}** ({low:.2f}-{high:.2f}).  "
+        )
+    ahead = sum(value > 1 for value in ratios)
+    lines.append(f"Ahead in {ahead} of {len(ratios)}, the least {min(ratios):.2f}.")
+    return lines
 
 
 def parse(arguments: Sequence[str] | None = None) -> common.Options:
@@ -126,6 +144,9 @@ def parse(arguments: Sequence[str] | None = None) -> common.Options:
     parser.add_argument("--cases", nargs="+", help="names of zoo cases; default: the twelve rows")
     parser.add_argument("--runs", type=int, default=30, help="least timed runs in a process")
     parser.add_argument("--warmup", type=float, default=1.0, help="seconds before timing")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="measured at once, on CPUs of their own"
+    )
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/SUITE.json")
     options = common.parse(parser, arguments)
     options.engines = options.engines or list(SUITES[options.suite])
@@ -142,14 +163,17 @@ def main() -> None:
         runs=options.runs,
         warmup_seconds=options.warmup,
         python=options.python,
+        jobs=options.jobs,
     )
     facts = common.machine()
-    rows: Rows = []
-    for workload in WORKLOADS[options.suite](options):
-        rows.append((workload, common.measure(workload, options.engines, plan)))
-        print(
-            " | ".join([str(workload.threads), *row(*rows[-1], options.reference)]), file=sys.stderr
-        )
+    workloads = list(WORKLOADS[options.suite](options))
+
+    def show(workload: common.Workload, results: dict[str, common.Result]) -> None:
+        cells = row(workload, results, options.reference)
+        print(" | ".join([str(workload.threads), *cells]), file=sys.stderr)
+
+    measured = common.measure_all(workloads, options.engines, plan, show)
+    rows: Rows = list(zip(workloads, measured, strict=True))
     found = common.versions(results for _, results in rows)
     print(common.describe(facts, found) + "\n")
     for threads in options.threads:
@@ -157,7 +181,12 @@ def main() -> None:
     content = {
         "machine": facts,
         "versions": found,
-        "plan": {"processes": plan.processes, "runs": plan.runs, "warmup": plan.warmup_seconds},
+        "plan": {
+            "processes": plan.processes,
+            "runs": plan.runs,
+            "warmup": plan.warmup_seconds,
+            "jobs": plan.jobs,
+        },
         "rows": [
             {
                 "name": workload.name,

@@ -11,14 +11,18 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
+import math
 import os
 import platform
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,7 +39,9 @@ __all__ = [
     "largest_difference",
     "machine",
     "markdown",
+    "mean_ratio",
     "measure",
+    "measure_all",
     "options",
     "parse",
     "parser",
@@ -59,6 +65,7 @@ class Workload:
         inputs: arrays by input name.
         threads: threads each library may use.
         models: engine -> another file, for engines that do not read ONNX.
+        group: workloads of one group count as one in a mean; empty: it stands alone.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Workload:
     inputs: Mapping[str, NDArray[Any]]
     threads: int
     models: Mapping[str, Path] = field(default_factory=dict)
+    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ class Plan:
         warmup_seconds: untimed runs before.
         python: engine -> interpreter, for engines installed elsewhere.
         environment: added to the workers' environment.
+        jobs: rounds measured at the same time, each on CPUs of its own.
     """
 
     kind: str = "time"
@@ -89,6 +98,7 @@ class Plan:
     warmup_seconds: float = 1.0
     python: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    jobs: int = 1
 
 
 @dataclass
@@ -121,20 +131,78 @@ class Result:
 
 def measure(workload: Workload, engines: Sequence[str], plan: Plan) -> dict[str, Result]:
     """Run every engine `plan.processes` times, alternating; return what each of them answered."""
-    results = {engine: Result() for engine in engines}
-    with tempfile.TemporaryDirectory(prefix="rlx-bench-") as name:
-        folder = Path(name)
-        np.savez(folder / "inputs.npz", **dict(workload.inputs))
-        for index in range(plan.processes):
-            # Rotate, so that no engine always runs after the same other one.
-            order = [*engines[index % len(engines) :], *engines[: index % len(engines)]]
-            for engine in order:
-                if not results[engine].note:
-                    _run_worker(workload, engine, plan, folder, results[engine])
-    return results
+    return measure_all([workload], engines, plan)[0]
 
 
-def _run_worker(workload: Workload, engine: str, plan: Plan, folder: Path, result: Result) -> None:
+def measure_all(
+    workloads: Sequence[Workload],
+    engines: Sequence[str],
+    plan: Plan,
+    done: Callable[[Workload, dict[str, Result]], None] = lambda workload, results: None,
+) -> list[dict[str, Result]]:
+    """Measure several workloads, `plan.jobs` at a time; return the answers in their order.
+
+    A round is one process of every engine on one workload, one after the other on the same CPUs.
+    Rounds that run at the same time have CPUs of their own, so what they share (caches, memory,
+    clock) disturbs all engines alike.
+
+    Args:
+        workloads: what to measure.
+        engines: names from engines.py.
+        plan: how often.
+        done: called with each workload as it is finished.
+    """
+    all_results = [{engine: Result() for engine in engines} for _ in workloads]
+    free: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    for cpus in _cpu_sets(plan.jobs, max((w.threads for w in workloads), default=1)):
+        free.put(cpus)
+    finished = [0] * len(workloads)
+
+    def run_round(task: tuple[int, int]) -> int:
+        index, turn = task
+        workload, results = workloads[index], all_results[index]
+        cpus = free.get()
+        try:
+            with tempfile.TemporaryDirectory(prefix="rlx-bench-") as name:
+                folder = Path(name)
+                np.savez(folder / "inputs.npz", **dict(workload.inputs))
+                # Rotate, so that no engine always runs after the same other one.
+                for engine in (engines[(turn + i) % len(engines)] for i in range(len(engines))):
+                    if not results[engine].note:
+                        _run_worker(workload, engine, plan, cpus, folder, results[engine])
+        finally:
+            free.put(cpus)
+        return index
+
+    tasks = itertools.product(range(len(workloads)), range(plan.processes))
+    with ThreadPoolExecutor(plan.jobs) as pool:
+        for index in pool.map(run_round, tasks):
+            finished[index] += 1
+            if finished[index] == plan.processes:
+                done(workloads[index], all_results[index])
+    return all_results
+
+
+def _cpu_sets(jobs: int, each: int) -> list[list[int]]:
+    """Return disjoint sets of CPUs for rounds that run at the same time; one job may use all."""
+    if jobs == 1:
+        return [[]]
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < jobs * each:
+        raise SystemExit(
+            f"{jobs} jobs of {each} threads need {jobs * each} CPUs, found {len(cpus)}"
+        )
+    return [cpus[i * each : (i + 1) * each] for i in range(jobs)]
+
+
+def _run_worker(
+    workload: Workload,
+    engine: str,
+    plan: Plan,
+    cpus: Sequence[int],
+    folder: Path,
+    result: Result,
+) -> None:
     outputs = folder / f"{engine}.npz"
     answer = folder / "answer.json"
     request = {
@@ -143,10 +211,11 @@ def _run_worker(workload: Workload, engine: str, plan: Plan, folder: Path, resul
         "model": str(workload.models.get(engine, workload.model)),
         "inputs": str(folder / "inputs.npz"),
         "threads": workload.threads,
+        "cpus": list(cpus),
         "runs": plan.runs,
         "seconds": plan.seconds,
         "warmup_seconds": plan.warmup_seconds,
-        "outputs": "" if outputs.exists() else str(outputs),
+        "outputs": "" if result.outputs else str(outputs),
         "answer": str(answer),
     }
     (folder / "request.json").write_text(json.dumps(request))
@@ -172,22 +241,46 @@ def _run_worker(workload: Workload, engine: str, plan: Plan, folder: Path, resul
             result.outputs = [arrays[name] for name in sorted(arrays.files)]
 
 
-def ratio(
-    peer: Result, ours: Result, samples: int = 2000, seed: int = 0
-) -> tuple[float, float, float]:
+def ratio(peer: Result, ours: Result) -> tuple[float, float, float]:
     """Return (peer median / our median, lower, upper bound of its bootstrap 95% interval)."""
-    random = np.random.default_rng(seed)
-    draws = [_resampled(peer, random) / _resampled(ours, random) for _ in range(samples)]
-    low, high = np.percentile(draws, [2.5, 97.5])
-    return peer.median() / ours.median(), float(low), float(high)
+    return mean_ratio([(peer, ours)], ["the only group"])
 
 
-def _resampled(result: Result, random: np.random.Generator) -> float:
+def mean_ratio(
+    pairs: Sequence[tuple[Result, Result]],
+    groups: Sequence[str],
+    cap: float = math.inf,
+    samples: int = 2000,
+) -> tuple[float, float, float]:
+    """Return the mean of peer median / our median with its bootstrap 95% interval.
+
+    Args:
+        pairs: (peer, ours).
+        groups: of each pair; the geometric mean of every group counts once in the geometric mean.
+        cap: what a single ratio counts at most.
+        samples: of the bootstrap.
+    """
+    random = np.random.default_rng(0)
+    members = [np.flatnonzero([g == name for g in groups]) for name in dict.fromkeys(groups)]
+
+    def mean(ratios: NDArray[Any]) -> NDArray[Any]:
+        logs = np.log(np.minimum(ratios, cap))
+        return np.exp(np.mean([logs[m].mean(axis=0) for m in members], axis=0))
+
+    draws = [_resampled(a, random, samples) / _resampled(b, random, samples) for a, b in pairs]
+    low, high = np.percentile(mean(np.array(draws)), [2.5, 97.5])
+    middle = mean(np.array([a.median() / b.median() for a, b in pairs]))
+    return float(middle), float(low), float(high)
+
+
+def _resampled(result: Result, random: np.random.Generator, samples: int) -> NDArray[Any]:
+    """Return medians of medians of runs drawn from every process, over processes drawn likewise."""
     processes = result.seconds
-    chosen = random.integers(len(processes), size=len(processes))
-    return float(
-        np.median([np.median(random.choice(processes[i], len(processes[i]))) for i in chosen])
+    medians = np.stack(
+        [np.median(random.choice(runs, (samples, len(runs))), axis=1) for runs in processes]
     )
+    chosen = random.integers(len(processes), size=(len(processes), samples))
+    return np.median(np.take_along_axis(medians, chosen, axis=0), axis=0)
 
 
 def largest_difference(a: Sequence[NDArray[Any]], b: Sequence[NDArray[Any]]) -> float:

@@ -12,6 +12,7 @@ What it measures (`kind`):
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -97,6 +98,8 @@ KINDS: dict[str, Callable[[dict[str, Any], engines.Arrays], dict[str, Any]]] = {
 def main() -> int:
     """Answer the request named on the command line; return the exit status."""
     request = json.loads(Path(sys.argv[1]).read_text())
+    if request["cpus"]:
+        os.sched_setaffinity(0, request["cpus"])
     with np.load(request["inputs"]) as arrays:
         inputs = {name: arrays[name] for name in arrays.files}
     try:
