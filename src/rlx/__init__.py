@@ -28,6 +28,7 @@ from rlx.base.errors import (
 if TYPE_CHECKING:
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
+    from rlx.base.dlpack import dlpack
     from rlx.runtime.executable import Executable
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "__version__",
     "compile",
     "devices",
+    "dlpack",
     "load",
 ]
 
@@ -55,6 +57,7 @@ _LAZY = {
     "Graph": "rlx.api.graph",
     "compile": "rlx.api.io",
     "devices": "rlx.api.io",
+    "dlpack": "rlx.base.dlpack",
     "load": "rlx.api.io",
 }
 

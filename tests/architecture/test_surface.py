@@ -42,6 +42,7 @@ def test_exported_names() -> None:
         "__version__",
         "compile",
         "devices",
+        "dlpack",
         "load",
     }
     for name in rlx.__all__:

@@ -27,6 +27,7 @@ from rlx.base.numeric import Array
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
+from rlx.runtime.outputs import Bound, Discarded, Request
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -109,7 +110,7 @@ class _Binding:
 
     run: Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
     env: dict[str, int]
-    outputs: list[tuple[tuple[int, ...], np.dtype[Any]]]
+    outputs: Bound
 
 
 class Executable:
@@ -131,6 +132,7 @@ class Executable:
         self._variants: list[_Variant] = []
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
         self._params: dict[str, Array] = {}
+        self._discarded = Discarded()
         self._closed = False
         self._inputs = Inputs(source.name, source.inputs)
         self.inputs = self._inputs.specs
@@ -185,18 +187,33 @@ class Executable:
 
     # -- running -----------------------------------------------------------------------------------------------------
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, Array]:
-        """Run once with inputs by name and return all outputs by name, in order.
+    def run(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
+    ) -> dict[str, Any]:
+        """Run once and return outputs by name, in order.
 
         Inputs are NumPy arrays or anything with `__dlpack__` or `__array__`, of the declared dtypes and shapes. They
-        are not kept; outputs are new arrays owned by the caller.
+        are not kept; outputs are new arrays owned by the caller, or the caller's buffers.
+
+        Args:
+            inputs: by name, or a list of all of them in order.
+            outputs: the names to return, in this order; by default all. The others are computed nevertheless.
+            out: buffers that results are written into without a copy: by name, or a list with one (or None) for each
+                returned output. They are C-contiguous, writable, of exactly the output's dtype and shape, and share no
+                memory with one another or with an input. If the run fails, their content is undefined.
 
         Raises:
-            UsageError: an input is unknown, missing, or of another dtype or shape.
+            UsageError: an input, output or buffer is unknown, missing, or of another dtype or shape.
             ExecutionError: the data broke a rule of an operator.
         """
-        results = self._run(self._inputs.by_name(inputs))
-        return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
+        given = self._inputs.given(inputs)
+        if outputs is None and out is None:
+            results = self._run(given)
+            return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
+        return self._run_into(given, Request(outputs, out))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with inputs by position or keyword; return the array, or a named tuple if there are several.
@@ -214,18 +231,29 @@ class Executable:
 
     def _run(self, inputs: list[Any]) -> list[Array]:
         arrays = self._inputs.arrays(inputs)
-        key = tuple([a.shape for a in arrays])
         with self._lock:
-            if self._closed:
-                raise UsageError(f"{self._source.name} is closed")
-            binding = self._bindings.get(key)
-            if binding is None:
-                binding = self._bind(key)
+            binding = self._bound(arrays)
             outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
             binding.run(arrays, outputs, binding.env)
         return outputs
 
+    def _run_into(self, inputs: list[Any], request: Request) -> dict[str, Any]:
+        arrays = self._inputs.arrays(inputs)
+        named = dict(zip(self._inputs.names, arrays, strict=True))
+        with self._lock:
+            binding = self._bound(arrays)
+            targets, handed = request.targets(self.outputs, binding.outputs, named, self._discarded)
+            binding.run(arrays, targets, binding.env)
+        return handed
+
     # -- binding shapes ----------------------------------------------------------------------------------------------
+
+    def _bound(self, arrays: list[Array]) -> _Binding:
+        """Return what to run for these inputs. The lock is held."""
+        if self._closed:
+            raise UsageError(f"{self._source.name} is closed")
+        key = tuple([a.shape for a in arrays])
+        return self._bindings.get(key) or self._bind(key)
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
         env = self._inputs.environment(key)
@@ -362,6 +390,7 @@ class Executable:
                 for variant in self._variants:
                     variant.program.compiled.close()
                 self._bindings.clear()
+                self._discarded.clear()
                 self._params.clear()
 
     def __enter__(self) -> Self:

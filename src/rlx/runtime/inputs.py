@@ -11,6 +11,7 @@ import numpy as np
 
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, evaluate, symbols_of
+from rlx.base.dlpack import from_dlpack
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
@@ -60,6 +61,22 @@ class Inputs:
         self._dtypes = [dtype.numpy for _, dtype, _ in declared]
 
     # -- names -------------------------------------------------------------------------------------------------------
+
+    def given(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:
+        """Return the objects given by name, or all of them by position, in order.
+
+        Raises:
+            UsageError: as `by_name`, or their number is wrong.
+        """
+        if type(inputs) is dict or isinstance(inputs, Mapping):
+            return self.by_name(cast("Mapping[str, Any]", inputs))
+        if not isinstance(inputs, (list, tuple)):
+            raise UsageError(
+                f"run takes inputs by name in a dict, or all of them in a list, not a {type(inputs).__name__}"
+            )
+        if len(inputs) != len(self.names):
+            raise UsageError(f"{self._model} takes {len(self.names)} inputs, not {len(inputs)}")
+        return list(inputs)
 
     def by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
         """Return the given objects in order.
@@ -121,8 +138,8 @@ class Inputs:
             array = cast("Array", given)
         elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
             try:
-                array = np.from_dlpack(given)
-            except (BufferError, RuntimeError, TypeError):
+                array = from_dlpack(given)
+            except (BufferError, TypeError):  # not exported, but perhaps as NumPy array
                 array = cast("Array", np.asarray(given))
         else:
             array = np.asarray(cast("Any", given))
