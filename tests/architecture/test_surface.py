@@ -34,6 +34,7 @@ def test_exported_names() -> None:
         "ExecutionError",
         "Graph",
         "ModelError",
+        "OutOfMemoryError",
         "ParseError",
         "RlxError",
         "TypeRuleError",

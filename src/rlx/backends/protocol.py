@@ -77,7 +77,11 @@ class CompiledGraph(Protocol):
         ...
 
     def plan(self, uppers: Mapping[str, int]) -> None:
-        """(Re)plan memory for these upper bounds of the extents; code is untouched."""
+        """(Re)plan memory for these upper bounds of the extents; code is untouched.
+
+        Raises:
+            OutOfMemoryError: there is not so much memory. The plan before stays in force.
+        """
         ...
 
     def run(

@@ -15,7 +15,7 @@ from rlx.base import numeric
 from rlx.base.dims import Dim, DimExpr, Symbol
 from rlx.base.dims import evaluate as evaluate_dim
 from rlx.base.dtypes import DType
-from rlx.base.errors import ExecutionError, PassError, UsageError
+from rlx.base.errors import ExecutionError, OutOfMemoryError, PassError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.builder import infer_types
@@ -53,6 +53,7 @@ def evaluate(
         UsageError: an input is missing or does not fit its type, or a guard of the graph does not
             hold.
         ExecutionError: the data broke a rule of an operator; names the node.
+        OutOfMemoryError: NumPy could not allocate what an operator needs; names the node.
         PassError: an operator's result is not of the type its rule gave.
     """
     given = {**(params or {}), **inputs}
@@ -212,6 +213,8 @@ class _Runner:
                 found = op.reference(*(None if a is None else self._widen(a) for a in arrays))
         except ExecutionError as error:
             raise ExecutionError(f"{where}: {error}") from error
+        except MemoryError as error:
+            raise OutOfMemoryError(f"{where}: {error}") from error
         results = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found,))
         if len(results) != len(types):
             raise PassError(f"{where} gave {len(results)} results, its type rule says {len(types)}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,9 @@ from rlx.backends.protocol import (
     CompileOptions,
     MemoryReport,
 )
+from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
-from rlx.base.errors import UsageError
+from rlx.base.errors import OutOfMemoryError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
@@ -208,6 +210,7 @@ class Executable:
         Raises:
             UsageError: an input, output or buffer is unknown, missing, or of another dtype or shape.
             ExecutionError: the data broke a rule of an operator.
+            OutOfMemoryError: there is no room for outputs or intermediate values of this size.
         """
         given = self._inputs.given(inputs)
         if outputs is None and out is None:
@@ -233,7 +236,11 @@ class Executable:
         arrays = self._inputs.arrays(inputs)
         with self._lock:
             binding = self._bound(arrays)
-            outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
+            try:
+                outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
+            except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
+                wanted = sum(math.prod(shape) * dtype.itemsize for shape, dtype in binding.outputs)
+                raise out_of_memory("outputs", wanted, binding.env) from error
             binding.run(arrays, outputs, binding.env)
         return outputs
 
@@ -292,7 +299,11 @@ class Executable:
         }
         if grown:
             uppers = {**variant.uppers, **grown}
-            variant.program.compiled.plan(uppers)
+            try:
+                variant.program.compiled.plan(uppers)
+            except OutOfMemoryError:  # room to grow is a wish
+                uppers = {n: max(env[n], u) for n, u in variant.uppers.items()}
+                variant.program.compiled.plan(uppers)
             variant.uppers = (
                 uppers  # not before the plan holds: what interrupts it leaves the old bounds
             )

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from rlx.base.allocation import allocate
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, evaluate, symbols_of
 from rlx.base.dlpack import from_dlpack
@@ -155,8 +156,14 @@ class Inputs:
         """Return arrays of zeros, of these shapes where given, else with these values of the symbols.
 
         Raises:
-            UsageError: neither gives the shape of an input.
+            UsageError: neither gives the shape of an input, or a name or a shape is wrong.
+            OutOfMemoryError: they are too large.
         """
+        for name in shapes:
+            if name not in self.names:
+                raise UsageError(
+                    f"warmup: {self._model} has no input {name!r}.{did_you_mean(name, self.names)}"
+                )
         arrays: list[Array] = []
         for spec, (name, dtype, shape) in zip(self.specs, self._declared, strict=True):
             if name in shapes:
@@ -168,7 +175,9 @@ class Inputs:
                     raise UsageError(
                         f"warmup needs the shape of input {name!r}: {spec.shape}"
                     ) from error
-            arrays.append(np.zeros(extents, dtype.numpy))
+            if any(extent < 0 for extent in extents):
+                raise UsageError(f"warmup: {list(extents)} is no shape of input {spec}")
+            arrays.append(allocate(f"input {spec}", extents, dtype.numpy, zeros=True))
         return arrays
 
     # -- shapes ------------------------------------------------------------------------------------------------------

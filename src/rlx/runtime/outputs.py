@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from rlx.base.allocation import allocate
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dlpack import from_dlpack
 from rlx.base.errors import UsageError
@@ -29,10 +31,12 @@ class Discarded:
 
     def array(self, position: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array for the output at a position; its content means nothing."""
-        nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        nbytes = math.prod(shape) * dtype.itemsize
         kept = self._bytes.get(position)
         if kept is None or kept.nbytes < nbytes:
-            kept = self._bytes[position] = np.empty(nbytes, np.uint8)
+            kept = self._bytes[position] = allocate(
+                f"output {position}", (nbytes,), np.dtype(np.uint8)
+            )
         return kept[:nbytes].view(dtype).reshape(shape)
 
     def clear(self) -> None:
@@ -81,7 +85,7 @@ class Request:
                 target = written[spec.name] = _buffer(spec, given, shape, dtype)
                 handed[spec.name] = given
             elif spec.name in handed:
-                target = handed[spec.name] = np.empty(shape, dtype)
+                target = handed[spec.name] = allocate(f"output {spec}", shape, dtype)
             else:
                 target = discarded.array(position, shape, dtype)
             targets.append(target)

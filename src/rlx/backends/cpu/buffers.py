@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from rlx.base.allocation import out_of_memory
 from rlx.base.numeric import Array
 
 __all__ = ["HUGE_PAGE", "WeightBuffer", "address_of", "aligned_bytes", "huge_bytes"]
@@ -24,8 +25,15 @@ _from_buffer = cast("Callable[[Any], ctypes.c_char]", ctypes.c_char.from_buffer)
 
 
 def aligned_bytes(nbytes: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
-    """Return a zeroed byte array whose first byte lies on a multiple of `alignment`."""
-    block = np.zeros(nbytes + alignment, np.uint8)
+    """Return a zeroed byte array whose first byte lies on a multiple of `alignment`.
+
+    Raises:
+        MemoryError: there is not so much memory, or not so many addresses.
+    """
+    try:
+        block = np.zeros(nbytes + alignment, np.uint8)
+    except (ValueError, OverflowError) as error:  # more than an address can say
+        raise MemoryError(str(error)) from error
     start = -int(block.ctypes.data) % alignment
     return block[start : start + nbytes]
 
@@ -34,10 +42,16 @@ def huge_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return zeroed bytes that the system is asked to back by huge pages, where they fill one.
 
     A matrix is then streamed with one address translation per 2 MiB instead of one per 4 KiB.
+
+    Raises:
+        MemoryError: there is not so much memory, or not so many addresses.
     """
     if nbytes < HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return aligned_bytes(nbytes, 128)
-    region = mmap.mmap(-1, nbytes + HUGE_PAGE)
+    try:
+        region = mmap.mmap(-1, nbytes + HUGE_PAGE)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(str(error)) from error
     # Only a wish: a system without huge pages refuses, and small ones serve as well.
     with suppress(OSError):
         region.madvise(mmap.MADV_HUGEPAGE)
@@ -60,6 +74,9 @@ class WeightBuffer:
 
     Args:
         sizes: bytes of every weight that may come, by key. Memory that is never written is never backed by pages.
+
+    Raises:
+        OutOfMemoryError: there is no room for all of them.
     """
 
     def __init__(self, sizes: Mapping[int, int]) -> None:
@@ -68,7 +85,10 @@ class WeightBuffer:
         for key, nbytes in sizes.items():
             self._offsets[key] = total
             total += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        self._block = huge_bytes(total)
+        try:
+            self._block = huge_bytes(total)
+        except MemoryError as error:
+            raise out_of_memory("the packed weights", total) from error
 
     def place(self, key: int, data: Array) -> Array:
         """Copy a weight to its place and return it there, in the same dtype and shape."""

@@ -22,6 +22,7 @@ from rlx.backends.cpu.watch import Watch
 from rlx.backends.cpu.words import Failure
 from rlx.backends.protocol import MemoryReport, Span
 from rlx.base import config
+from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, evaluate
 from rlx.base.dtypes import DType
 from rlx.base.errors import BuildError, ExecutionError, UsageError
@@ -161,12 +162,20 @@ class CpuProgram:
             from rlx.memory.check import check_plan
 
             check_plan(self.program, plan)
-        if plan.scratch > self._plan.scratch:
-            self._context = self._make_context(self._context.thunks, plan.scratch)
+        # All that may fail comes first: a plan that does not fit leaves the one before in force.
+        context = self._context
+        try:
+            arena = aligned_bytes(max(plan.arena, 1), _ALIGNMENT)
+            if plan.scratch > self._plan.scratch:
+                context = self._make_context(self._context.thunks, plan.scratch)
+        except MemoryError as error:
+            wanted = plan.arena + plan.scratch * self._threads
+            raise out_of_memory("intermediate values", wanted, uppers) from error
+        self._context = context
         self._plan = plan
         self._env = None
-        self._arena = aligned_bytes(max(plan.arena, 1), _ALIGNMENT)
-        base = int(self._arena.ctypes.data)
+        self._arena = arena
+        base = int(arena.ctypes.data)
         for slot, offset in plan.offsets.items():
             self._context.slots[slot] = base + offset
         for slot, data in self._weights.items():
