@@ -12,10 +12,28 @@ __all__ = ["UNKNOWN", "Location", "did_you_mean"]
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The origin of a node: its name in the source model, and the file or Python line it stands in."""
+    """The origin of a node: its name in the source model, and the file or Python line it stands in.
+
+    Attributes:
+        name: of the node in the source model.
+        source: file or Python line.
+        parts: names of further nodes whose work it does.
+    """
 
     name: str = ""
     source: str = ""
+    parts: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all nodes whose work is done here."""
+        return (self.name, *self.parts) if self.name else self.parts
+
+    def joined(self, *others: Location) -> Location:
+        """Return this location for a node that also does the work of nodes at others."""
+        names = dict.fromkeys((*self.parts, *(n for o in others for n in o.names)))
+        names.pop(self.name, None)
+        return Location(self.name, self.source, tuple(names))
 
     def __str__(self) -> str:
         if self.name and self.source:

@@ -14,7 +14,7 @@ from rlx.base.types import TensorType
 from rlx.ir.graph import Block, Node, Value
 from rlx.ir.op import Op
 
-__all__ = ["Builder", "Rewriter", "infer_types"]
+__all__ = ["Builder", "Rewriter", "infer_types", "pass_name"]
 
 
 def infer_types(
@@ -92,6 +92,12 @@ class Builder:
             self.location = saved
 
 
+def pass_name(old: Value, new: Value) -> None:
+    """Let a computed value without a name inherit that of the value it takes the place of."""
+    if old.name and not new.name and new.producer is not None:
+        new.name = old.name
+
+
 class Rewriter:
     """All mutation of a graph goes through here, so use lists stay right."""
 
@@ -107,7 +113,7 @@ class Rewriter:
         return builder
 
     def replace_value(self, old: Value, new: Value, *, roots: Iterable[Block] = ()) -> None:
-        """Make every reader of `old`, and the results of its block, read `new`.
+        """Make every reader of `old`, and the results of its block, read `new`; a name goes with it.
 
         Args:
             old: the value to retire.
@@ -116,6 +122,7 @@ class Rewriter:
         """
         if old is new:
             return
+        pass_name(old, new)
         for node, index in list(old.uses):
             self.set_operand(node, index, new)
         owner = old.producer.block if old.producer else old.block

@@ -35,6 +35,11 @@ class Op:
     alias: ClassVar[bool] = False
     foldable: ClassVar[bool] = True
 
+    @property
+    def label(self) -> str:
+        """What reports call this instance: the name, unless it wraps another operator."""
+        return self.name
+
     def infer(self, *operands: Any, **_: Any) -> Any:
         """Return the result type, or a tuple of them, from the operand types (None where absent).
 
@@ -49,6 +54,13 @@ class Op:
         Narrow floats arrive widened to f32 (or f64) and the evaluator rounds results to their declared dtype.
         """
         raise NotImplementedError(f"{type(self).__name__} declares no reference")
+
+    def flops(self, operands: Any, results: Any) -> Any:
+        """Return how many floating-point operations one run takes (an extent), or None if nobody counted.
+
+        A multiply-add counts twice. Given are the sequences of the operands' and the results' types.
+        """
+        del operands, results
 
     def may_fail(self, *operands: Any) -> bool:
         """Return whether a run may raise for some data, given the operand types."""

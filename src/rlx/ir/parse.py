@@ -474,7 +474,13 @@ class _Parser:
         if not self.accept("@"):
             return UNKNOWN
         name = self.string()
-        return Location(name, self.string() if self.token.kind == "string" else "")
+        source = self.string() if self.token.kind == "string" else ""
+        parts: list[str] = []
+        if self.accept("with"):
+            parts.append(self.string())
+            while self.accept(","):
+                parts.append(self.string())
+        return Location(name, source, tuple(parts))
 
     def regions(self) -> tuple[Block, ...]:
         out: list[Block] = []

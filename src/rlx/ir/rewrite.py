@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from rlx.base.errors import PassError
 from rlx.base.types import TensorType
-from rlx.ir.builder import Builder, Rewriter
+from rlx.ir.builder import Builder, Rewriter, pass_name
 from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ir.op import Op
 
@@ -94,6 +94,7 @@ class GraphRewriter(Rewriter):
         del roots  # every block of the graph is known
         if old is new:
             return
+        pass_name(old, new)
         for node, index in list(old.uses):
             self.set_operand(node, index, new)
         count = self._roots.pop(old, 0)

@@ -12,10 +12,12 @@
       return %1 as "y"
     }
 
-A value is called by its name where that is unique, else by a number. Attributes that have their
-default are left out. Extents that are not plain integers stand in angle brackets. A node's regions
-follow it in braces. Numbers print so that they parse back to the same bits; arrays print as numbers
-where those determine the bits, else in hexadecimal. `rlx.ir.parse` reads it.
+A value is called by its name where that is unique, else by a number. What follows `@` is where a
+node came from: its name, its file or line, and after `with` the names of nodes whose work it does
+too. Attributes that have their default are left out. Extents that are not plain integers stand in
+angle brackets. A node's regions follow it in braces. Numbers print so that they parse back to the
+same bits; arrays print as numbers where those determine the bits, else in hexadecimal.
+`rlx.ir.parse` reads it.
 """
 
 from __future__ import annotations
@@ -376,6 +378,8 @@ class _Printer:
         if self.locations and node.location != UNKNOWN:
             line += f" @ {json.dumps(node.location.name)}"
             line += f" {json.dumps(node.location.source)}" if node.location.source else ""
+            parts = ", ".join(map(json.dumps, node.location.parts))
+            line += f" with {parts}" if parts else ""
         if not node.regions:
             yield line
             return

@@ -15,8 +15,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx.base.dims import Dim
+from rlx.base.dtypes import DType
 from rlx.base.facts import Facts
 from rlx.base.numeric import Array
+from rlx.base.types import Shape
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Node
@@ -31,6 +33,7 @@ __all__ = [
     "SlotKind",
     "Thunk",
     "ThunkKind",
+    "ValueInfo",
     "Weight",
 ]
 
@@ -75,18 +78,44 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """What a slot holds: the key to looking at it. Several values may share a slot (reshapes, carries of loops).
+
+    Attributes:
+        slot: where it lies.
+        dtype: of the elements.
+        shape: dense, row-major.
+        name: in the source model; empty if it has none there.
+    """
+
+    slot: int
+    dtype: DType
+    shape: Shape
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What an error says about the node a thunk came from.
+    """What errors and reports say about the node a thunk came from.
 
     Attributes:
         op: name of the operator.
         operands: their types as text, comma separated.
         location: name in the model, file or Python line.
+        name: of the node in the source model; empty if it has none there.
+        parts: names of further nodes whose work it does.
+        flops: floating-point operations of one execution; None where nobody counted.
     """
 
     op: str
     operands: str = ""
     location: str = ""
+    name: str = ""
+    parts: tuple[str, ...] = ()
+    flops: Dim | None = None
 
     def __str__(self) -> str:
         return f"{self.op}({self.operands}) at node {self.location}"
@@ -178,6 +207,7 @@ class Program:
 
     Attributes:
         loops: (first, last) thunk of every loop body, innermost after outermost.
+        values: the values of the graph that have slots.
     """
 
     name: str
@@ -188,3 +218,4 @@ class Program:
     outputs: list[int] = field(default_factory=list[int])
     weights: dict[int, Weight] = field(default_factory=dict[int, Weight])
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    values: list[ValueInfo] = field(default_factory=list[ValueInfo])

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from rlx.base.dims import Dim, DimExpr, parse_dim, symbol, symbol_atoms
+from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.facts import Facts, Guard
 from rlx.base.numeric import Array
@@ -24,6 +25,7 @@ from rlx.kernel.program import (
     SlotKind,
     Thunk,
     ThunkKind,
+    ValueInfo,
     Weight,
 )
 
@@ -112,7 +114,20 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
     data: _Json = {
         "name": program.name,
         "slots": [[s.kind.value, dims(s.nbytes), s.root] for s in program.slots],
-        "nodes": [[n.op, n.operands, n.location] for n in nodes],
+        "nodes": [
+            [
+                n.op,
+                n.operands,
+                n.location,
+                n.name,
+                n.parts,
+                None if n.flops is None else dims(n.flops),
+            ]
+            for n in nodes
+        ],
+        "values": [
+            [v.slot, v.dtype.value, [dims(d) for d in v.shape], v.name] for v in program.values
+        ],
         "thunks": thunks,
         "inputs": program.inputs,
         "outputs": program.outputs,
@@ -137,7 +152,10 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         ],
         equalities={name: dims(d) for name, d in data["equalities"].items()},
     )
-    nodes = [NodeInfo(*texts) for texts in data["nodes"]]
+    nodes = [
+        NodeInfo(op, operands, where, name, tuple(parts), None if flops is None else dims(flops))
+        for op, operands, where, name, parts, flops in data["nodes"]
+    ]
     values = dict(zip(data["constants"], constants, strict=True))
     program = Program(
         data["name"],
@@ -148,6 +166,10 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         outputs=data["outputs"],
         weights={slot: Weight(name, values.get(slot)) for slot, name in data["weights"]},
         loops=[(first, last) for first, last in data["loops"]],
+        values=[
+            ValueInfo(slot, DType.of(dtype), tuple([dims(d) for d in shape]), name)
+            for slot, dtype, shape, name in data["values"]
+        ],
     )
     _check_indices(program)
     return program
@@ -198,6 +220,7 @@ def _check_indices(program: Program) -> None:
     """Raise IndexError if a thunk names a slot or a thunk that is not there: native code would follow it."""
     slots, thunks = len(program.slots), len(program.thunks)
     named = [a.slot for t in program.thunks for a in t.args if isinstance(a, SlotArg)]
+    named += [v.slot for v in program.values]
     named += [*program.inputs, *program.outputs, *program.weights]
     named += [s.root for s in program.slots if s.root is not None]
     if any(not 0 <= slot < slots for slot in named):

@@ -29,6 +29,7 @@ from rlx.kernel.program import (
     SlotKind,
     Thunk,
     ThunkKind,
+    ValueInfo,
     Weight,
 )
 from rlx.ops.control import If, Loop, Scan
@@ -124,7 +125,16 @@ class LoweringContext:
         found = self._infos.get(node)
         if found is None:
             operands = ", ".join(self._text(o.type) for o in node.operands if o is not None)
-            found = self._infos[node] = NodeInfo(node.op.name, operands, str(node.location))
+            types = [None if o is None else o.type for o in node.operands]
+            flops = node.op.flops(types, [r.type for r in node.results])
+            found = self._infos[node] = NodeInfo(
+                node.op.label,
+                operands,
+                str(node.location),
+                node.location.name,
+                node.location.parts,
+                flops,
+            )
         return found
 
     def _text(self, kind: TensorType) -> str:
@@ -132,6 +142,15 @@ class LoweringContext:
         if found is None:  # large graphs have few types
             found = self._types[kind] = str(kind)
         return found
+
+    def describe_values(self, graph: Graph) -> None:
+        """Tell the program which values its slots hold; the graph's outputs are there under their own names too."""
+        held = [(value, slot, value.name) for value, slot in self._slots.items()]
+        held += zip(graph.outputs, self.program.outputs, graph.output_names, strict=True)
+        known = dict.fromkeys(
+            ValueInfo(slot, value.type.dtype, value.type.shape, name) for value, slot, name in held
+        )
+        self.program.values = list(known)
 
     @property
     def position(self) -> int:
@@ -154,6 +173,7 @@ def schedule(graph: Graph, lowerer: Lowerer) -> Program:
     targets = [ctx.new_slot(SlotKind.OUTPUT, v.type.nbytes) for v in graph.outputs]
     program.outputs = targets
     walker.run(graph.block, targets)
+    ctx.describe_values(graph)
     return program
 
 

@@ -104,6 +104,17 @@ class Attention(Op):
         Sample((*_qkv(1, (4, 3), (3, 4), (4, 4)), None), {"scale": 0.5}, error="multiple"),
     )
 
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del results
+        if self.shape:
+            b, h, s, t, d, dv = self.shape
+        else:
+            q, k, v = operands[:3]
+            (b, h, s, d), t, dv = q.shape, k.shape[2], v.shape[3]
+        return b * h * s * t * (d + dv) * 2
+
     def infer(  # noqa: D102
         self, q: TensorType, k: TensorType, v: TensorType, mask: TensorType | None = None
     ) -> TensorType:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
@@ -184,6 +185,11 @@ class Conv(Op):
             why = f"the window spans {span}, x with its padding {extent + sum(self.pads[axis])}"
             out.append(check_extent(found, axis, why))
         return spatial_type(x, self.layout, w.shape[0], out)
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        return results[0].elements * product(operands[1].shape[1:]) * 2
 
     def _check_groups(self, filters: Dim) -> None:
         if self.groups < 1 or (isinstance(filters, int) and filters % self.groups):
@@ -380,6 +386,12 @@ class ConvTranspose(Op):
                     where = tap_slices(tap, space, self.strides, self.dilations)
                     y[sample : sample + 1][where] += columns[(slice(None), *tap)]
         return np.ascontiguousarray(channels_last(_add_bias(self._crop(y), bias), self.layout))
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del results
+        return operands[0].elements * product(operands[1].shape[1:]) * 2
 
     def _crop(self, y: Array) -> Array:
         """Return the full result with its output padding added and its pads cut off."""

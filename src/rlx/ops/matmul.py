@@ -20,7 +20,7 @@ from rlx.ir.graph import Value
 from rlx.ir.op import Op
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
-__all__ = ["MatMul", "array_matmul", "einsum", "matmul"]
+__all__ = ["MatMul", "array_matmul", "einsum", "matmul", "product_flops"]
 
 
 def array_matmul(a: Array, b: Array) -> Array:
@@ -36,6 +36,11 @@ def array_matmul(a: Array, b: Array) -> Array:
             exact = np.matmul(a.astype(np.float64), b.astype(np.float64))
             return np.asarray(exact).astype(np.int64).astype(a.dtype)
         return np.asarray(np.matmul(a, b))
+
+
+def product_flops(operands: Sequence[TensorType], results: Sequence[TensorType]) -> Dim:
+    """Return the operations of a product that sums over the last axis of its first operand."""
+    return results[0].elements * operands[0].shape[-1] * 2
 
 
 def _magnitude(x: Array) -> int:
@@ -87,6 +92,11 @@ class MatMul(Op):
 
     def reference(self, a: Array, b: Array) -> Array:  # noqa: D102
         return array_matmul(a, b)
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        return product_flops(operands, results)
 
     def decompose(self, a: Value, b: Value) -> Value | None:
         """Return the product of matrices for rank 1 operands; None where there are none."""

@@ -3,17 +3,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
+from rlx.base.dims import Dim
 from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
+from rlx.ops.matmul import product_flops
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
 __all__ = ["QuantizedMatMul"]
@@ -84,6 +87,11 @@ class QuantizedMatMul(Op):
         shifted = a.astype(np.float64) - (0.0 if a_zero is None else float(a_zero))
         total = np.matmul(shifted, w.astype(np.float64))
         return total.astype(a_scale.dtype) * (a_scale * w_scale)
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        return product_flops(operands, results)
 
     def decompose(
         self, a: Value, a_scale: Value, a_zero: Value | None, w: Value, w_scale: Value

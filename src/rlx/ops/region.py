@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 
+from rlx.base.dims import Dim, product
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
@@ -85,6 +87,12 @@ class Region(Op):
         del types
         return _divides(self.body)
 
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del operands, results
+        return product(self.shape) * _steps(self.body)
+
     def _check(self, type_: TensorType, mapped: IndexMap | None) -> None:
         if mapped is not None:
             if len(mapped.axes) != type_.rank or mapped.rank != len(self.shape):
@@ -134,6 +142,11 @@ def _divides(body: Body) -> bool:
     return any(i.op in ("div", "mod", "fmod") and i.dtype.is_integer for i in body.instrs)
 
 
+def _steps(body: Body) -> int:
+    """Return how many operations the body does per element."""
+    return sum(i.op not in {"const", "cast"} for i in body.instrs)
+
+
 def _view(array: Array, mapped: IndexMap | None, shape: tuple[int, ...]) -> Array:
     """Return the operand as the iteration space sees it (extent 1 where it does not vary)."""
     rank = len(shape)
@@ -170,6 +183,10 @@ class WithEpilogue(Op):
     anchor_operands: int
     body: Body
 
+    @property
+    def label(self) -> str:  # noqa: D102
+        return f"{self.anchor.name}+epilogue"
+
     def infer(self, *types: TensorType | None) -> tuple[TensorType, ...]:  # noqa: D102
         base = cast("TensorType", _first(self.anchor.infer(*types[: self.anchor_operands])))
         extra = [t for t in types[self.anchor_operands :] if t is not None]
@@ -185,6 +202,12 @@ class WithEpilogue(Op):
         extra = [a for a in arrays[self.anchor_operands :] if a is not None]
         results = evaluate_body(self.body, [base, *extra])
         return tuple(np.asarray(np.broadcast_to(r, base.shape), order="C") for r in results)
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim | None:
+        anchor: Dim | None = self.anchor.flops(operands[: self.anchor_operands], results)
+        return None if anchor is None else anchor + results[0].elements * _steps(self.body)
 
     def may_fail(self, *types: TensorType | None) -> bool:  # noqa: D102
         return _divides(self.body) or self.anchor.may_fail(*types[: self.anchor_operands])

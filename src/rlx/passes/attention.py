@@ -40,6 +40,7 @@ class _Match:
     mask: Value | None = None
     zeros: bool = False
     consumed: list[Node] = field(default_factory=list[Node])
+    """The nodes in front of the value matmul whose work the new node does."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class RecognizeAttention:
 
 
 def _rewrite(rewriter: Rewriter, softmax: Node, facts: Facts) -> None:
-    match = _Match(softmax)
+    match = _Match(softmax, consumed=[softmax])
     operand = softmax.operands[0]
     assert operand is not None
     assert isinstance(softmax.op, Softmax)
@@ -86,6 +87,7 @@ def _climb(match: _Match, value: Value) -> Node:
             raise _Reject("the scores are an input")
         if value is not match.softmax.operands[0] or node.op is not match.softmax.op:
             _require_single(value, node)
+        match.consumed.append(node)
         if isinstance(node.op, MatMul):
             return node
         a, b = (*node.operands, None)[:2]
@@ -147,6 +149,7 @@ def _probabilities(match: _Match) -> Value:
             condition, on_true, on_false = select.operands
             if condition is check.result and on_false is result and scalar_constant(on_true) == 0.0:
                 match.zeros = True
+                match.consumed += [check, select]
                 return select.result
     return result
 
@@ -193,7 +196,7 @@ def _emit(rewriter: Rewriter, match: _Match, scores: Node, product: Node, facts:
         maps=(q_map, k_map, v_map),
         out_layout="bhsd",
     )
-    _replace(rewriter, op, [q_base, k_base, v_base, match.mask], product)
+    _replace(rewriter, op, [q_base, k_base, v_base, match.mask], match, product)
 
 
 def _operand(value: Value, facts: Facts, *, swap: bool) -> tuple[Value, IndexMap, float]:
@@ -247,7 +250,11 @@ def _unit_depth(mapped: IndexMap) -> bool:
 
 
 def _replace(
-    rewriter: Rewriter, op: Attention, operands: list[Value | None], product: Node
+    rewriter: Rewriter,
+    op: Attention,
+    operands: list[Value | None],
+    match: _Match,
+    product: Node,
 ) -> None:
     """Emit the node in place of the value matmul, absorbing a transpose to [batch, position, head, depth]."""
     users = product.result.users
@@ -261,9 +268,10 @@ def _replace(
         and not any(r is product.result for r in block.results)
         else None
     )
+    last = product if transposed is None else transposed
+    builder = rewriter.before(last)
+    builder.location = product.location.joined(*(n.location for n in match.consumed), last.location)
     if transposed is not None:
-        (result,) = rewriter.before(transposed).emit(replace(op, out_layout="bshd"), *operands)
-        rewriter.replace_node(transposed, [result])
-    else:
-        (result,) = rewriter.before(product).emit(op, *operands)
-        rewriter.replace_node(product, [result])
+        op = replace(op, out_layout="bshd")
+    (result,) = builder.emit(op, *operands)
+    rewriter.replace_node(last, [result])

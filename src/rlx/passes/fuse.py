@@ -229,6 +229,7 @@ class _Merger:
 
     def _replace(self, consumer: Node, producer: Node, plan: _Merged) -> Node:
         node = self.rewriter.before(consumer).emit_typed(plan.region, plan.operands, plan.types)
+        node.location = consumer.location.joined(producer.location)
         self.order[node] = self.order[consumer]
         count = len(consumer.results)
         for position, kept in enumerate(plan.kept):
@@ -549,6 +550,6 @@ def _emit_epilogue(
     fused = rewriter.before(node).emit_typed(
         op, [*anchor.operands, *extras], [r.type for r in node.results]
     )
-    fused.location = anchor.location
+    fused.location = anchor.location.joined(node.location)
     rewriter.replace_node(node, fused.results)
     rewriter.erase(anchor)

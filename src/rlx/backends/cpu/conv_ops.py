@@ -184,6 +184,12 @@ class PackedConv(_Window):
             raise TypeRuleError(f"packed weights are {w.shape}, needed {needed}")
         return x.with_shape((x.shape[0], *extents, self.columns))
 
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        depth = prod(self.kernel) * (operands[0].shape[-1] // self.groups)
+        return results[0].elements * depth * 2
+
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
         per_group = x.shape[-1] // self.groups
         columns, count = self.columns // self.groups, prod(self.kernel)
@@ -221,6 +227,12 @@ class DepthwiseConv(_Window):
                 f"{x} and weights {w} are no depthwise convolution with kernel {self.kernel}"
             )
         return x.with_shape((x.shape[0], *extents, columns))
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del operands
+        return results[0].elements * prod(self.kernel) * 2
 
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
         multiplier = w.shape[-1] // x.shape[-1]
@@ -334,6 +346,12 @@ class PackedConvTranspose(Op):
                 - after
             )
         return x.with_shape((x.shape[0], *out, self.columns))
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del results
+        return operands[0].elements * prod(self.kernel) * (self.columns // self.groups) * 2
 
     def reference(self, x: Array, *weights: Array) -> Array:  # noqa: D102
         channels, columns = x.shape[-1] // self.groups, self.columns // self.groups

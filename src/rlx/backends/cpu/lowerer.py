@@ -11,7 +11,6 @@ from rlx.backends.cpu.lowering import lowerings_of
 from rlx.base.dims import Dim
 from rlx.base.errors import UnsupportedOpError
 from rlx.ir.graph import Node
-from rlx.ir.op import Op
 from rlx.kernel.program import SlotArg, Thunk, ThunkKind
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.region import WithEpilogue
@@ -41,14 +40,14 @@ class CpuLowerer:
         anchor = op.anchor if isinstance(op, WithEpilogue) else op
         for function in lowerings_of(type(anchor)):
             if function(node, ctx, self.isa) is not False:
-                self.dispatch[_label(op), "kernel"] += 1
+                self.dispatch[op.label, "kernel"] += 1
                 return
         if self.host_ops == "error":
             types = ", ".join(str(o.type) for o in node.operands if o is not None)
             raise UnsupportedOpError(
                 f"{op.name}({types}) at node {node.location} has no CPU kernel"
             )
-        self.dispatch[_label(op), "host"] += 1
+        self.dispatch[op.label, "host"] += 1
         args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
         results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]
         ctx.append(Thunk(ThunkKind.HOST, (*args, *results), may_fail=True, host=node))
@@ -56,7 +55,3 @@ class CpuLowerer:
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         """Emit a copy of bytes."""
         copy_bytes(ctx, self.isa, source, target, nbytes)
-
-
-def _label(op: Op) -> str:
-    return f"{op.anchor.name}+epilogue" if isinstance(op, WithEpilogue) else op.name

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,7 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.op import Op
+from rlx.ops.matmul import product_flops
 from rlx.ops.spec import op
 
 __all__ = ["PackPanels", "PackQuads", "PackedMatMul", "PackedQuantizedMatMul", "QuadOffsets"]
@@ -61,6 +63,11 @@ class PackedMatMul(Op):
         panels, depth, width = b.shape
         matrix = b.transpose(1, 0, 2).reshape(depth, panels * width)[:, : self.columns]
         return np.matmul(a, matrix)
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        return product_flops(operands, results)
 
 
 @op("cpu.pack_quads")
@@ -148,3 +155,8 @@ class PackedQuantizedMatMul(Op):
         shift = 128.0 if a.dtype.kind == "i" else 0.0
         total = np.matmul(a.astype(np.float64) + shift, matrix.astype(np.float64)) + offsets
         return total.astype(scales.dtype) * scales
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        return product_flops(operands, results)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -132,6 +133,12 @@ class Recurrence(Op):
             np.concatenate(parts, axis)
             for parts, axis in zip(zip(*found, strict=True), axes, strict=False)
         )
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del results
+        return operands[0].elements * self.layer.hidden * 2
 
     def may_fail(self, *types: TensorType | None) -> bool:  # noqa: D102
         return len(types) > 4 and types[4] is not None

@@ -16,7 +16,6 @@ from rlx.ir.graph import Graph, Node
 from rlx.kernel.program import Program, SlotArg
 from rlx.kernel.schedule import LoweringContext, schedule
 from rlx.memory.plan import Plan, plan_memory
-from rlx.ops.region import WithEpilogue
 
 __all__ = ["NullBackend"]
 
@@ -29,9 +28,7 @@ class _Lowerer:
     def lower(self, node: Node, ctx: LoweringContext) -> None:
         args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
         results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]
-        op = node.op
-        name = f"{op.anchor.name}+epilogue" if isinstance(op, WithEpilogue) else op.name
-        ctx.launch(name, [*args, *results])
+        ctx.launch(node.op.label, [*args, *results])
 
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         del nbytes

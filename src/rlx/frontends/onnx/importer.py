@@ -320,6 +320,10 @@ class Importer:
                 raise UnsupportedOpError(
                     f"{self.model.source}: {node.label}: rlx does not make output {index}"
                 )
+            if value.producer is not None and not value.name:
+                value.name = name
+            if value.producer is not None and not value.name:
+                value.name = name
             scope.names[name] = value
 
     def _map(
