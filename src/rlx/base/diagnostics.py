@@ -17,7 +17,7 @@ class Location:
     Attributes:
         name: of the node in the source model.
         source: file or Python line.
-        parts: names of further nodes whose work it does.
+        parts: names (or else sources) of further nodes whose work it does.
     """
 
     name: str = ""
@@ -26,13 +26,14 @@ class Location:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all nodes whose work is done here."""
-        return (self.name, *self.parts) if self.name else self.parts
+        """What to call all nodes whose work is done here: their names, or else their sources."""
+        own = self.name or self.source
+        return (own, *self.parts) if own else self.parts
 
     def joined(self, *others: Location) -> Location:
         """Return this location for a node that also does the work of nodes at others."""
         names = dict.fromkeys((*self.parts, *(n for o in others for n in o.names)))
-        names.pop(self.name, None)
+        names.pop(self.name or self.source, None)
         return Location(self.name, self.source, tuple(names))
 
     def __str__(self) -> str:

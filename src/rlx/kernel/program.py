@@ -105,16 +105,14 @@ class NodeInfo:
         op: name of the operator.
         operands: their types as text, comma separated.
         location: name in the model, file or Python line.
-        name: of the node in the source model; empty if it has none there.
-        parts: names of further nodes whose work it does.
+        names: of the nodes of the source model whose work it does, or else their sources; its own comes first.
         flops: floating-point operations of one execution; None where nobody counted.
     """
 
     op: str
     operands: str = ""
     location: str = ""
-    name: str = ""
-    parts: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     flops: Dim | None = None
 
     def __str__(self) -> str:

@@ -119,8 +119,7 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
                 n.op,
                 n.operands,
                 n.location,
-                n.name,
-                n.parts,
+                n.names,
                 None if n.flops is None else dims(n.flops),
             ]
             for n in nodes
@@ -153,8 +152,8 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         equalities={name: dims(d) for name, d in data["equalities"].items()},
     )
     nodes = [
-        NodeInfo(op, operands, where, name, tuple(parts), None if flops is None else dims(flops))
-        for op, operands, where, name, parts, flops in data["nodes"]
+        NodeInfo(op, operands, where, tuple(names), None if flops is None else dims(flops))
+        for op, operands, where, names, flops in data["nodes"]
     ]
     values = dict(zip(data["constants"], constants, strict=True))
     program = Program(

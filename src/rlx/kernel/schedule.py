@@ -131,8 +131,7 @@ class LoweringContext:
                 node.op.label,
                 operands,
                 str(node.location),
-                node.location.name,
-                node.location.parts,
+                node.location.names,
                 flops,
             )
         return found

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
+from rlx.base.diagnostics import Location
 from rlx.base.dims import dim_max, floordiv, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ParseError, UsageError
@@ -46,6 +47,22 @@ def test_printing_what_was_parsed_gives_the_same_text() -> None:
     assert graph.params["w"].identity == ("file", 12)
     assert str(graph.facts.guards[0]) == "N > 1 (broadcast)"
     assert [n.location.source for n in graph.block] == ["model.py:3", "", ""]
+
+
+def test_the_nodes_whose_work_another_does_are_part_of_its_location() -> None:
+    text = """graph "g" {
+  input %x: f32[3]
+  %1 = exp(%x) : f32[3] @ "/exp" "model.py:3" with "/a", "b, c"
+  %2 = neg(%1) : f32[3] @ "" with "d"
+  return %2 as "y"
+}
+"""
+    graph = parse_graph(text)
+    assert [n.location for n in graph.block] == [
+        Location("/exp", "model.py:3", ("/a", "b, c")),
+        Location("", "", ("d",)),
+    ]
+    assert print_graph(graph) == text
 
 
 def test_locations_can_be_left_out() -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, symbol
+from rlx.base.dtypes import DType
 from rlx.base.facts import Facts, Guard
 from rlx.kernel.program import (
     DimArg,
@@ -17,6 +18,7 @@ from rlx.kernel.program import (
     SlotKind,
     Thunk,
     ThunkKind,
+    ValueInfo,
     Weight,
 )
 from rlx.kernel.saved import (
@@ -60,7 +62,7 @@ def test_a_name_with_two_meanings_is_not_savable() -> None:
 
 
 def _program() -> Program:
-    info = NodeInfo("add", "f32[N], f32[N]", "'sum'")
+    info = NodeInfo("add", "f32[N], f32[N]", "'sum'", ("sum", "bias"), _N * 2)
     program = Program("p", Facts(guards=[Guard(_N, "==", _M, "add")], equalities={"M": _N}))
     kinds = (SlotKind.INPUT, SlotKind.WEIGHT, SlotKind.WEIGHT, SlotKind.ARENA, SlotKind.OUTPUT)
     program.slots = [Slot(k, _N * 4) for k in kinds] + [Slot(SlotKind.VIEW, 4, root=0)]
@@ -82,6 +84,7 @@ def _program() -> Program:
         Thunk(ThunkKind.JUMP, target=1),
     ]
     program.loops = [(1, 3)]
+    program.values = [ValueInfo(3, DType.F32, (_N, 2), "sum"), ValueInfo(4, DType.F32, (_N,))]
     return program
 
 
@@ -93,6 +96,7 @@ def test_a_program_reads_back_as_itself() -> None:
     assert back.thunks == program.thunks
     assert back.slots == program.slots
     assert (back.name, back.inputs, back.outputs, back.loops) == ("p", [0], [4], [(1, 3)])
+    assert back.values == program.values
     assert back.facts.guards == program.facts.guards
     assert back.facts.equalities == program.facts.equalities
     assert back.weights[1] == Weight("w")

@@ -286,3 +286,27 @@ def test_nested_loops_have_counters_of_their_own(scheduled: Scheduled) -> None:
     assert len(set(map(str, counters))) == 2
     (inner, outer) = sorted(program.loops, key=lambda loop: loop[1] - loop[0])
     assert outer[0] < inner[0] < inner[1] < outer[1]
+
+
+def test_a_program_knows_what_its_slots_hold(scheduled: Scheduled) -> None:
+    program = scheduled("""graph {
+      input %x: f32[N,6]
+      %a = exp(%x) @ "first"
+      %r = reshape(%a) {shape=(<6*N>,)}
+      %s = slice(%r) {starts=(2,), sizes=(4,), steps=(1,)}
+      %y = neg(%s) @ "last"
+      return %y as "out"
+    }""")
+    named = {v.name: v for v in program.values}
+    assert {n: str(v) for n, v in named.items()} == {
+        "x": "f32[N,6]",
+        "a": "f32[N,6]",
+        "r": "f32[6*N]",
+        "s": "f32[4]",
+        "y": "f32[4]",
+        "out": "f32[4]",
+    }
+    assert named["a"].slot == named["r"].slot != named["s"].slot
+    assert named["y"].slot == named["out"].slot == program.outputs[0]
+    calls = [t for t in program.thunks if t.kind is ThunkKind.CALL]
+    assert [t.node.names for t in calls if t.node is not None] == [("first",), ("last",)]

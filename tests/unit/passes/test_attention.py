@@ -198,3 +198,17 @@ def test_a_target_without_attention_keeps_the_chain() -> None:
     graph, reasons = _run(_KEYS, Claims(ops=frozenset({"matmul"})))
     assert not [n for n in graph.block if isinstance(n.op, Attention)]
     assert not reasons
+
+
+def test_the_node_names_what_it_replaces() -> None:
+    lines = _MINILM.splitlines()
+    named = [
+        f'{line} @ "{line.split()[0]}"' if " = " in line and "constant" not in line else line
+        for line in lines
+    ]
+    graph = parse_graph("\n".join(named))
+    RecognizeAttention().run(graph, PassContext(claims=_CLAIMS))
+    (node,) = [n for n in graph.block if isinstance(n.op, Attention)]
+    assert node.location.name == "%y"
+    assert set(node.location.parts) == {"%s", "%d", "%m", "%p", "%t"}
+    assert node.result.name == "t"

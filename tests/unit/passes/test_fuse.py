@@ -245,3 +245,27 @@ def test_a_value_of_the_outer_block_is_not_merged_into_a_branch() -> None:
         inputs = {"c": np.array(taken), "x": x}
         want = evaluate(parse_graph(text), inputs)["y"]
         assert evaluate(graph, inputs)["y"].tobytes() == want.tobytes()
+
+
+_NAMED = """graph {
+  input %x: f32[3,4]
+  input %w: f32[4,5]
+  %p = matmul(%x, %w) @ "product"
+  %a = exp(%p) @ "first"
+  %c = tanh(%a) @ "" "model.py:7"
+  %d = sigmoid(%c) @ "last"
+  return %d as "y"
+}"""
+
+
+@pytest.mark.parametrize("epilogues", [False, True])
+def test_a_fused_node_names_everything_it_does_and_keeps_the_name_of_its_value(
+    epilogues: bool,
+) -> None:
+    graph, _ = _fused(_NAMED, epilogues=epilogues)
+    node = graph.block.last
+    assert node is not None
+    own, rest = ("product", "last first") if epilogues else ("last", "first")
+    assert node.location.name == own
+    assert sorted(node.location.parts) == sorted(["model.py:7", *rest.split()])
+    assert node.result.name == "d"
