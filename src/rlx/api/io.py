@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ def load(
     precision: str = "f32",
     dims: Mapping[str, int] | None = None,
     host_ops: str = "allow",
+    folder: str | os.PathLike[str] | None = None,
 ) -> Executable:
     """Load an ONNX model and return an object that runs it.
 
@@ -65,6 +67,8 @@ def load(
         dims: upper bounds of symbolic extents by name. With bounds for all of them the model is compiled here;
             otherwise by the first call (or `warmup`). A larger call later grows the bounds without a recompile.
         host_ops: `allow` or `error`, for operators that have no kernel on the device.
+        folder: where the model's external data lies; by default next to the file. A model that is not given by path
+            needs it if it has such data.
 
     Raises:
         ModelError: the file is malformed or uses something rlx does not run; the message lists all of it.
@@ -74,7 +78,7 @@ def load(
     from rlx.api.onnx import onnx_source
 
     backend, target, options = _choose(device, threads, precision, host_ops)
-    source = onnx_source(model, _checked_dims(dims), backend, target, options)
+    source = onnx_source(model, _checked_dims(dims), backend, target, options, folder)
     return Executable(source, backend, target, options)
 
 

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.protocol import Backend, CompileOptions
@@ -28,7 +28,12 @@ __all__ = ["onnx_source"]
 
 
 def onnx_source(
-    model: Any, dims: Mapping[str, int], backend: Backend, target: Target, options: CompileOptions
+    model: Any,
+    dims: Mapping[str, int],
+    backend: Backend,
+    target: Target,
+    options: CompileOptions,
+    folder: str | os.PathLike[str] | None = None,
 ) -> Source:
     """Return where the programs of a model come from: the cache, or the model itself, read and checked.
 
@@ -38,12 +43,13 @@ def onnx_source(
         backend: what programs are compiled by.
         target: what for.
         options: and how.
+        folder: where external data is looked up; by default the folder of the path.
 
     Raises:
         ModelError: the file is malformed or uses something rlx does not run.
         UsageError: `dims` names no extent of the model.
     """
-    opened = open_model(model)
+    opened = open_model(model, folder)
     reader = _Reader(opened)
     cache = _cache(opened, backend, target, options)
     known = None if cache is None else cache.interface()
@@ -70,7 +76,7 @@ def _cache(
     if config.CACHE.get() == "off":  # before the bytes are hashed
         return None
     identity = identify(opened.path, opened.data)
-    return open_cache(identity, opened.path, opened.data, backend, target, options)
+    return open_cache(identity, opened.home, opened.data, backend, target, options)
 
 
 @dataclass(frozen=True)
@@ -122,7 +128,7 @@ class _Reader:
         return model
 
     @property
-    def files(self) -> Mapping[Path | None, memoryview]:
+    def files(self) -> Mapping[str | None, memoryview]:
         """Every mapped file."""
         return self.model.files
 

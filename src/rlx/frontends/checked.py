@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlx.base.errors import ModelError, UsageError
 
-__all__ = ["SideFiles", "contained_path", "map_file", "map_source", "window"]
+__all__ = ["Home", "SideFiles", "map_file", "map_source", "window"]
 
 # O_NONBLOCK: opening a FIFO must fail the regular-file test below, not hang waiting for a writer.
 _OPEN_FLAGS = (
@@ -50,39 +50,86 @@ def map_file(path: Path) -> memoryview:
         os.close(descriptor)
 
 
-def contained_path(folder: Path, location: str, what: str) -> Path:
-    """Return the resolved path of ``location``, which must stay inside ``folder``.
+@dataclass(frozen=True)
+class Home:
+    """Where the files beside a model may lie.
 
-    Args:
-        folder: the folder of the model file.
-        location: the relative POSIX path that the model file states.
-        what: the subject of the error message, such as ``tensor 'w'``.
-
-    Raises:
-        ModelError: the location is empty, absolute, has a ``..``, does not exist, or leads out of
-            the folder through a symlink.
+    Attributes:
+        folder: in which locations are looked up.
+        linked: real folders outside, whose files a symlink in `folder` may stand for.
     """
-    shown = location if len(location) <= 200 else f"{location[:200]}..."
-    refused = f"{what}: external data location {shown!r} is refused:"
-    # Both separators count on every system: a file made for one must not be an escape on the other.
-    parts = location.replace("\\", "/").split("/")
-    if not location or "\0" in location:
-        raise ModelError(f"{refused} it is empty or has a NUL character")
-    if parts[0] == "" or parts[0][1:2] == ":":  # a root, a share or a drive letter
-        raise ModelError(f"{refused} it is absolute; it must be relative to the model's folder")
-    if ".." in parts:
-        raise ModelError(f"{refused} it has a '..'; the file must lie inside the model's folder")
-    try:
-        root = folder.resolve(strict=True)
-        path = (root / location).resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise ModelError(
-            f"{what}: external data file {shown!r} cannot be opened in {str(folder)!r} ({error}); "
-            "put it next to the model file"
-        ) from error
-    if not path.is_relative_to(root):
-        raise ModelError(f"{refused} a symlink leads out of the model's folder, to {str(path)!r}")
-    return path
+
+    folder: Path
+    linked: frozenset[Path] = frozenset()
+
+    @classmethod
+    def of_model(cls, path: Path) -> Home:
+        """Return the folder of a model file; if the file is a link, links beside it may lead to where it leads."""
+        return cls(path.parent, _hub_blobs(path.parent) | {path.resolve().parent})
+
+    @classmethod
+    def given(cls, folder: Path) -> Home:
+        """Return the folder that a caller named.
+
+        Raises:
+            UsageError: it is not there, or not a folder.
+        """
+        if not folder.is_dir():
+            raise UsageError(
+                f"folder={str(folder)!r} is no folder; external data is looked up in one"
+            )
+        return cls(folder, _hub_blobs(folder))
+
+    def find(self, location: str, what: str) -> Path:
+        """Return the resolved path of a location that a model file states.
+
+        Args:
+            location: a relative POSIX path.
+            what: the subject of the error message, such as ``tensor 'w'``.
+
+        Raises:
+            ModelError: the location is empty, absolute, has a ``..``, does not exist, or leads
+                elsewhere through a symlink.
+        """
+        shown = location if len(location) <= 200 else f"{location[:200]}..."
+        refused = f"{what}: external data location {shown!r} is refused:"
+        # Both separators count on every system: a file made for one must not be an escape on the
+        # other.
+        parts = location.replace("\\", "/").split("/")
+        if not location or "\0" in location:
+            raise ModelError(f"{refused} it is empty or has a NUL character")
+        if parts[0] == "" or parts[0][1:2] == ":":  # a root, a share or a drive letter
+            raise ModelError(f"{refused} it is absolute; it must be relative to the model's folder")
+        if ".." in parts:
+            raise ModelError(
+                f"{refused} it has a '..'; the file must lie inside the model's folder"
+            )
+        try:
+            root = self.folder.resolve(strict=True)
+            path = (root / location).resolve(strict=True)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ModelError(
+                f"{what}: external data file {shown!r} cannot be opened in {str(self.folder)!r} ({error}); "
+                "put it there, or pass folder= to say where it is"
+            ) from error
+        if not path.is_relative_to(root) and path.parent not in self.linked:
+            raise ModelError(
+                f"{refused} a symlink leads out of the model's folder, to {str(path)!r}"
+            )
+        return path
+
+
+def _hub_blobs(folder: Path) -> frozenset[Path]:
+    """Return the ``blobs`` folder of the repository in a Hugging Face cache that a folder is a snapshot of, if it is.
+
+    There, ``models--ORG--NAME/snapshots/REVISION/...`` holds links to ``models--ORG--NAME/blobs/HASH``.
+    """
+    real = folder.resolve()
+    for revision in (real, *real.parents):
+        repository = revision.parent.parent
+        if revision.parent.name == "snapshots" and repository.name.startswith("models--"):
+            return frozenset({repository / "blobs"})
+    return frozenset()
 
 
 def window(view: memoryview, offset: int, length: int, what: str) -> memoryview:
@@ -104,42 +151,42 @@ class SideFiles:
     """The files that lie beside a model and hold its weights, each mapped once.
 
     Attributes:
-        folder: where locations are resolved; None when the model came from bytes.
+        home: where locations are resolved; None when the model came from bytes.
     """
 
-    folder: Path | None
-    _maps: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
+    home: Home | None
+    _maps: dict[Path, tuple[str, memoryview]] = field(
+        default_factory=dict[Path, tuple[str, memoryview]]
+    )
+    _found: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
-    def opened(self) -> dict[Path, memoryview]:
-        """Return the files read so far, by resolved path."""
-        return {Path(key[1:]): view for key, view in self._maps.items() if key.startswith("/")}
+    def opened(self) -> dict[str, memoryview]:
+        """Return the files read so far, each under one of its locations."""
+        return dict(self._maps.values())
 
     def read(self, location: str, what: str) -> memoryview:
         """Return all bytes of the file at ``location``, as a shared map.
 
         Raises:
-            ModelError: there is no folder, or the location is refused (see `contained_path`).
+            ModelError: there is no folder, or the location is refused (see `Home.find`).
         """
-        known = self._maps.get(location)
+        known = self._found.get(location)
         if known is not None:
             return known
-        if self.folder is None:
+        if self.home is None:
             raise ModelError(
                 f"{what}: its data is in the external file {location[:200]!r}, but the model was "
-                "given as bytes, without a folder; load it by path or pass folder="
+                "not given by path; pass folder= to say where its files are"
             )
-        path = contained_path(self.folder, location, what)
-        key = f"/{path}"  # no location starts with a slash; two spellings of one path share a map
-        view = self._maps.get(key)
-        if view is None:
+        path = self.home.find(location, what)
+        if path not in self._maps:  # two spellings of one path share a map
             try:
-                view = map_file(path)
+                self._maps[path] = location, map_file(path)
             except OSError as error:
                 raise ModelError(
                     f"{what}: cannot map external file {location[:200]!r}: {error}"
                 ) from error
-            self._maps[key] = view
-        self._maps[location] = view
+        view = self._found[location] = self._maps[path][1]
         return view
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from logging import getLogger
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,11 +31,14 @@ from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions, SavedG
 from rlx.base import config
 from rlx.base.dims import Dim, parse_dim, symbol, symbol_atoms
 from rlx.base.dtypes import DType
-from rlx.base.errors import RlxError
+from rlx.base.errors import ModelError, RlxError
 from rlx.base.facts import Guard
 from rlx.base.numeric import Array
 from rlx.base.store import ALIGNMENT, Store, default_store
 from rlx.base.target import Target
+
+if TYPE_CHECKING:
+    from rlx.frontends.checked import Home
 
 __all__ = [
     "MAX_VARIANTS",
@@ -128,7 +131,7 @@ def code_stamp() -> str:
 
 def open_cache(
     identity: Sequence[Any],
-    path: Path | None,
+    home: Home | None,
     data: memoryview,
     backend: Backend,
     target: Target,
@@ -138,7 +141,7 @@ def open_cache(
 
     Args:
         identity: of the model, from `identify`.
-        path: of the model; files beside it are named relative to its folder.
+        home: where files beside the model may lie.
         data: the model's bytes, for params that are views of them.
         backend: which must know how to save programs.
         target: what programs are compiled for.
@@ -156,9 +159,11 @@ def open_cache(
         backend.fingerprint(target),
         options.host_ops,
     ]
+    if home is not None and config.CACHE.get() != "content":
+        # Links to one model from several folders may have other files beside them.
+        parts.append(os.path.realpath(home.folder))
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    folder = None if path is None else path.resolve().parent
-    return ProgramCache(store, key, folder, data, backend, target, options)
+    return ProgramCache(store, key, home, data, backend, target, options)
 
 
 class ProgramCache:
@@ -168,7 +173,7 @@ class ProgramCache:
         self,
         store: Store,
         key: str,
-        folder: Path | None,
+        home: Home | None,
         data: memoryview,
         backend: SavingBackend,
         target: Target,
@@ -176,7 +181,7 @@ class ProgramCache:
     ) -> None:
         self._store = store
         self._key = key
-        self._folder = folder
+        self._home = home
         self._data = data
         self._backend = backend
         self._target = target
@@ -215,7 +220,7 @@ class ProgramCache:
         interface: Mapping[str, Any],
         own: Mapping[str, Array],
         derived: Mapping[str, Array],
-        files: Mapping[Path | None, memoryview],
+        files: Mapping[str | None, memoryview],
         report: Sequence[str] = (),
     ) -> bool:
         """Write a program as the next variant; return whether it is there now.
@@ -226,19 +231,20 @@ class ProgramCache:
             interface: what the front end wants to know without reading the model.
             own: params that are the model's own, by name.
             derived: params that were computed.
-            files: the mapped files of the model, in whose bytes own params may lie. None is the model itself.
+            files: the mapped files of the model by location, in whose bytes own params may lie. None is the model
+                itself.
             report: remarks of the passes.
         """
         index = next((i for i in range(MAX_VARIANTS) if self._entry(i) is None), -1)
         saved = self._backend.save(compiled) if index >= 0 else None
         if saved is None:
             return False
-        regions = _Regions(files, self._folder)
+        regions = _Regions(files, self._home)
         placed = {name: regions.place(array) for name, array in own.items()}
         stored = {**{n: own[n] for n, p in placed.items() if p is None}, **derived}
         try:
             used = regions.used()
-        except OSError:
+        except (OSError, ModelError):
             return False
         key = secrets.token_hex(32) if stored else ""
         head = {
@@ -293,11 +299,11 @@ class ProgramCache:
         self._found.clear()
 
     def _side_file(self, location: str, identity: list[Any]) -> memoryview:
-        from rlx.frontends.checked import contained_path, map_file
+        from rlx.frontends.checked import map_file
 
-        if self._folder is None:
+        if self._home is None:
             raise ValueError("a model without a folder has no external data")
-        path = contained_path(self._folder, location, "a cached program")
+        path = self._home.find(location, "a cached program")
         data = map_file(path)
         if identify(path, data) != identity:
             raise ValueError(f"{path} changed")
@@ -344,8 +350,8 @@ class _Entry:
 class _Regions:
     """Finds out which arrays are views of a model's mapped files."""
 
-    def __init__(self, files: Mapping[Path | None, memoryview], folder: Path | None) -> None:
-        self._folder = folder
+    def __init__(self, files: Mapping[str | None, memoryview], home: Home | None) -> None:
+        self._home = home
         self._files = [(None, files[None])] if None in files else []
         self._files += [(p, v) for p, v in files.items() if p is not None]
         self._starts = [_address(view) for _, view in self._files]
@@ -373,10 +379,10 @@ class _Regions:
                 self._used.setdefault(index, len(self._used) + 1)
         out: list[list[Any]] = []
         for index in self._used:
-            path, view = self._files[index]
-            assert path is not None
-            assert self._folder is not None
-            out.append([path.relative_to(self._folder).as_posix(), identify(path, view)])
+            location, view = self._files[index]
+            assert location is not None
+            assert self._home is not None
+            out.append([location, identify(self._home.find(location, "external data"), view)])
         return out
 
 

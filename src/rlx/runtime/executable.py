@@ -9,7 +9,6 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -51,7 +50,8 @@ class Source:
         uppers: bounds the user gave for symbols.
         cache: where compiled programs are kept between processes, if anywhere.
         interface: what the front end wants kept beside them.
-        files: the mapped files of the model, once it was read; weights may be views of them.
+        files: the mapped files of the model by location (None: the model itself), once it was read; weights may be
+            views of them.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Source:
     uppers: dict[str, int]
     cache: ProgramCache | None = None
     interface: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    files: Callable[[], Mapping[Path | None, memoryview]] = dict[Path | None, memoryview]
+    files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:

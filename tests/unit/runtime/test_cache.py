@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -47,8 +48,9 @@ def _write(path: Path, graph: Any, **kwargs: Any) -> Path:
     return path
 
 
-def _settle(path: Path) -> None:
-    os.utime(path, (1e9, 1e9))  # old enough to be known by its stamp
+def _settle(*paths: Path) -> None:
+    for path in paths:
+        os.utime(path, (1e9, 1e9))  # old enough to be known by its stamp
 
 
 def _input(name: str, shape: list[Any]) -> Any:
@@ -191,13 +193,15 @@ def test_bytes_are_known_by_content(tmp_path: Path) -> None:
     assert not _run(other)[1]
 
 
+_EXTERNAL: dict[str, Any] = {
+    "save_as_external_data": True,
+    "location": "w.bin",
+    "size_threshold": 0,
+}
+
+
 def test_external_data_is_part_of_the_model(tmp_path: Path) -> None:
-    external: dict[str, Any] = {
-        "save_as_external_data": True,
-        "location": "w.bin",
-        "size_threshold": 0,
-    }
-    path = _dense(tmp_path / "m.onnx", **external)
+    path = _dense(tmp_path / "m.onnx", **_EXTERNAL)
     _settle(tmp_path / "w.bin")
     first, _ = _run(path)
     second, cached = _run(path)
@@ -211,6 +215,66 @@ def test_external_data_is_part_of_the_model(tmp_path: Path) -> None:
     assert not cached
     np.testing.assert_array_equal(third, first * 2)
     assert _run(path)[1]
+
+
+def _given(path: Path, how: str) -> Any:
+    data = path.read_bytes()
+    if how == "message":
+        return onnx.ModelProto.FromString(data)
+    return io.BytesIO(data) if how == "stream" else data
+
+
+@pytest.mark.parametrize("how", ["bytes", "stream", "message"])
+def test_external_data_of_a_model_that_is_no_path(tmp_path: Path, how: str) -> None:
+    path = _dense(tmp_path / "m.onnx", **_EXTERNAL)
+    expected, _ = _run(path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(rlx.ModelError, match=r"'w.bin', but the model was not given by path; pass"):
+        _run(_given(path, how))
+    with pytest.raises(rlx.ModelError, match=r"'w\.bin' cannot be opened"):
+        _run(_given(path, how), folder=tmp_path / "empty")
+    with pytest.raises(rlx.UsageError, match="is no folder"):
+        _run(_given(path, how), folder=path)
+    for cached in (False, True):
+        result, found = _run(_given(path, how), folder=str(tmp_path))
+        assert found is cached
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_one_model_with_other_data_in_another_folder(tmp_path: Path) -> None:
+    path = _dense(tmp_path / "m.onnx", **_EXTERNAL)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "m.onnx").symlink_to(path)
+    values = np.frombuffer((tmp_path / "w.bin").read_bytes(), np.float32)
+    (other / "w.bin").write_bytes((values * np.float32(2)).tobytes())
+    _settle(tmp_path / "w.bin", other / "w.bin")
+    for cached in (False, True):
+        first, found = _run(path)
+        assert found is cached
+        for second in (_run(other / "m.onnx"), _run(path.read_bytes(), folder=other)):
+            assert second[1] is cached
+            np.testing.assert_array_equal(second[0], first * 2)
+
+
+def test_a_snapshot_of_a_hub_cache(tmp_path: Path) -> None:
+    repository = tmp_path / "models--org--name"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0f1e" / "onnx"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    expected, _ = _run(_dense(tmp_path / "m.onnx", **_EXTERNAL))
+    for name, blob in (("m.onnx", "aa"), ("w.bin", "bb")):
+        (tmp_path / name).rename(blobs / blob)
+        (snapshot / name).symlink_to(f"../../../blobs/{blob}")
+    for cached in (False, True):
+        result, found = _run(snapshot / "m.onnx")
+        assert found is cached
+        np.testing.assert_array_equal(result, expected)
+    (snapshot / "w.bin").unlink()
+    (snapshot / "w.bin").symlink_to(tmp_path / "secret")
+    (tmp_path / "secret").write_bytes((blobs / "bb").read_bytes())
+    with pytest.raises(rlx.ModelError, match="leads out of the model's folder"):
+        _run(snapshot / "m.onnx")
 
 
 def _broadcasting(path: Path) -> Path:

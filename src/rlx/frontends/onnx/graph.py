@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 from rlx.frontends.onnx.tensor import ElementType, SparseTensor, Tensor
@@ -244,7 +243,7 @@ class Model:
         shadowed: (body name, value name) where a body defines a name of an enclosing graph again.
             ONNX forbids it, exporters do it; the inner meaning holds inside the body.
         source: where the bytes came from, for messages.
-        files: every file that was mapped: None for the model itself, the resolved path for external data.
+        files: every file that was mapped: None for the model itself, the location for external data.
     """
 
     ir_version: int
@@ -258,4 +257,4 @@ class Model:
     metadata: Mapping[str, str]
     shadowed: tuple[tuple[str, str], ...]
     source: str
-    files: Mapping[Path | None, memoryview] = field(default_factory=dict[Path | None, memoryview])
+    files: Mapping[str | None, memoryview] = field(default_factory=dict[str | None, memoryview])

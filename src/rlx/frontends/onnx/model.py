@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -103,11 +102,9 @@ def load_model(
         ParseError: the bytes are not an ONNX file, or are damaged.
         ModelError: the file breaks a rule of ONNX, or refers to external data it may not have.
     """
-    opened = open_model(source)
+    opened = open_model(source, folder)
     data, name = opened.data, opened.name
-    home = opened.path.parent if opened.path is not None else None
-    root = Path(folder) if folder is not None else home
-    context = _Context(SideFiles(root), name)
+    context = _Context(SideFiles(opened.home), name)
     hint = _other_format(data)
     if hint:
         raise ParseError(f"{name} is not an ONNX model: it looks like {hint}")

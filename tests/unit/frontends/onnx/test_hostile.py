@@ -314,7 +314,7 @@ def test_external_entries(place, external, wire):
 
 def test_external_data_of_a_model_in_memory(place, external):
     data = external(location="w.bin")
-    with pytest.raises(ModelError, match="without a folder"):
+    with pytest.raises(ModelError, match="pass folder="):
         load_model(data)
     assert load_model(data, folder=place).graph.initializers["w"].array().tolist() == [0, 1, 2, 3]
 
