@@ -108,6 +108,7 @@ class _Case:
         exact = evaluate(self.graph, inputs, exact=True)
         found = self.lowered.run(inputs)
         bound = {DType.F32: 2e-6, DType.F64: 1e-14, DType.F16: 2e-3}[self.dtype]
+        bound *= max(1, self.layer.hidden / 70)  # the error of a chain of FMAs grows with it
         for name, want in exact.items():
             np.testing.assert_allclose(
                 found[name].astype(np.float64),
