@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
     from rlx.base.dlpack import dlpack
+    from rlx.base.rng import RngPolicy
     from rlx.runtime.executable import Executable
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "OutOfMemoryError",
     "ParseError",
     "RlxError",
+    "RngPolicy",
     "TypeRuleError",
     "UnsupportedOpError",
     "UsageError",
@@ -57,6 +59,7 @@ _LAZY = {
     "Device": "rlx.api.io",
     "Executable": "rlx.runtime.executable",
     "Graph": "rlx.api.graph",
+    "RngPolicy": "rlx.base.rng",
     "compile": "rlx.api.io",
     "devices": "rlx.api.io",
     "dlpack": "rlx.base.dlpack",

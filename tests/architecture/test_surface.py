@@ -37,6 +37,7 @@ def test_exported_names() -> None:
         "OutOfMemoryError",
         "ParseError",
         "RlxError",
+        "RngPolicy",
         "TypeRuleError",
         "UnsupportedOpError",
         "UsageError",

@@ -29,7 +29,7 @@ _FIXED = {
 # What these models use is not run yet; the message names all of it.
 _REFUSED = {
     "ddddocr_crnn_int8": ("DynamicQuantizeLSTM",),
-    "piper_joe_vits": ("RandomNormalLike", "NonZero"),
+    "piper_joe_vits": ("NonZero",),
 }
 
 

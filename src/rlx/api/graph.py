@@ -12,10 +12,12 @@ from rlx.base.diagnostics import Location
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
+from rlx.base.rng import RNG_INPUT, stream_number
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph as IrGraph
 from rlx.ir.graph import Value
+from rlx.ops.random import rng_fold, rng_input
 from rlx.ops.spec import building
 
 __all__ = ["Graph"]
@@ -39,6 +41,7 @@ class Graph:
         self.ir = IrGraph(name)
         self.ir.facts.advice = _ADVICE
         self._outputs: dict[str, Value] = {}
+        self._streams: set[str] = set()
         self._building: building | None = None
 
     def __enter__(self) -> Self:
@@ -72,6 +75,22 @@ class Graph:
         array = np.asarray(data)
         return self.ir.add_param(name, array, TensorType(DType.of(array.dtype), array.shape))
 
+    def rng(self, stream: str) -> Value:
+        """Return a key of random numbers, for one draw such as `rlx.ops.random_normal(key, shape)`.
+
+        The numbers follow from the executable's seed, the number of the run and the stream's name, so they stay the
+        same whatever else is added to the graph.
+
+        Raises:
+            UsageError: the stream has been used: two draws of one key would be equal.
+        """
+        if stream in self._streams:
+            raise UsageError(
+                f"the graph has a random stream {stream!r} already; two would be equal"
+            )
+        self._streams.add(stream)
+        return rng_fold(rng_input(self.ir), stream_number(stream))
+
     def output(self, name: str, value: Value) -> None:
         """Declare an output.
 
@@ -84,7 +103,11 @@ class Graph:
         self.ir.set_outputs(self._outputs)
 
     def _check_new(self, name: str) -> None:
-        if any(v.name == name for v in self.ir.inputs) or name in self.ir.params:
+        if (
+            name == RNG_INPUT
+            or any(v.name == name for v in self.ir.inputs)
+            or name in self.ir.params
+        ):
             raise UsageError(f"the graph has an input or param {name!r} already")
 
 

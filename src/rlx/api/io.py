@@ -13,6 +13,7 @@ from rlx.backends.registry import backend_names, get_backend
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import symbols_of
 from rlx.base.errors import DeviceError, UsageError
+from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.executable import Executable, graph_source
 
@@ -47,7 +48,7 @@ def devices() -> list[Device]:
     return found
 
 
-def load(
+def load(  # noqa: PLR0913  (options, by keyword)
     model: Any,
     device: str = "cpu",
     *,
@@ -56,6 +57,7 @@ def load(
     dims: Mapping[str, int] | None = None,
     host_ops: str = "allow",
     folder: str | os.PathLike[str] | None = None,
+    rng: RngPolicy | None = None,
 ) -> Executable:
     """Load an ONNX model and return an object that runs it.
 
@@ -69,6 +71,7 @@ def load(
         host_ops: `allow` or `error`, for operators that have no kernel on the device.
         folder: where the model's external data lies; by default next to the file. A model that is not given by path
             needs it if it has such data.
+        rng: seed of random numbers; the default is the same for every executable, `RngPolicy.fresh()` never is.
 
     Raises:
         ModelError: the file is malformed or uses something rlx does not run; the message lists all of it.
@@ -79,7 +82,7 @@ def load(
 
     backend, target, options = _choose(device, threads, precision, host_ops)
     source = onnx_source(model, _checked_dims(dims), backend, target, options, folder)
-    return Executable(source, backend, target, options)
+    return Executable(source, backend, target, options, rng)
 
 
 def compile(  # noqa: A001  (the verb users expect, as in re.compile)
@@ -90,6 +93,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     precision: str = "f32",
     dims: Mapping[str, int] | None = None,
     host_ops: str = "allow",
+    rng: RngPolicy | None = None,
 ) -> Executable:
     """Compile a graph built with `rlx.Graph` and return an object that runs it. Arguments as for `load`."""
     backend, target, options = _choose(device, threads, precision, host_ops)
@@ -97,7 +101,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     bounds = _checked_dims(dims)
     names = {s for v in ir.inputs for d in v.type.shape for s in symbols_of(d)}
     _check_names(bounds, names, ir.name)
-    return Executable(graph_source(ir, bounds), backend, target, options)
+    return Executable(graph_source(ir, bounds), backend, target, options, rng)
 
 
 def _choose(

@@ -49,7 +49,7 @@ class Operand:
         shape: static extents; the suite also makes them symbolic, zero and one where the rule allows.
         dtype: a fixed dtype, or None for "each dtype of the operator's domain".
         fill: `normal`, `positive`, `unit` (in (-1, 1)), `special` (NaN, infinities, zeros, denormals), `nonzero`,
-            `bool`, `index` (integers in [-limit, limit)), `sorted`.
+            `bool`, `index` (integers in [-limit, limit)), `bits` (any integer of the dtype), `sorted`.
         limit: bound of `index`.
     """
 

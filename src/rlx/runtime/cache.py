@@ -69,12 +69,14 @@ class Signature:
         guards: what must hold for the extents of a call.
         fixed: extents it was compiled for.
         free: the other symbols; each is at least 1.
+        rng: position among the program's inputs of the key of its random numbers, -1 without any.
     """
 
     outputs: Sequence[tuple[str, DType, tuple[Dim, ...]]]
     guards: Sequence[Guard] = ()
     fixed: Mapping[str, int] = field(default_factory=dict[str, int])
     free: Sequence[str] = ()
+    rng: int = -1
 
     def fits(self, env: Mapping[str, int]) -> bool:
         """Return whether a program may run with these extents."""
@@ -422,6 +424,7 @@ def _write_signature(signature: Signature) -> dict[str, Any]:
         "guards": [[_text(g.left), g.relation, _text(g.right), g.reason] for g in signature.guards],
         "fixed": dict(signature.fixed),
         "free": list(signature.free),
+        "rng": signature.rng,
     }
 
 
@@ -437,7 +440,7 @@ def _read_signature(head: Mapping[str, Any]) -> Signature:
 
     outputs = [(n, DType.of(t), tuple([dim(d) for d in shape])) for n, t, shape in head["outputs"]]
     guards = [Guard(dim(a), relation, dim(b), reason) for a, relation, b, reason in head["guards"]]
-    return Signature(outputs, guards, head["fixed"], head["free"])
+    return Signature(outputs, guards, head["fixed"], head["free"], head["rng"])
 
 
 def _text(dim: Dim) -> int | str:

@@ -82,6 +82,9 @@ def make_array(
     if operand.fill == "index":
         bound = limit or operand.limit
         return rng.integers(-bound, bound, shape).astype(dtype.numpy)
+    if operand.fill == "bits":
+        low, high = _range(dtype)
+        return rng.integers(low, high, shape, dtype.numpy, endpoint=True)
     if operand.fill == "bool" or dtype is DType.BOOL:
         return rng.integers(0, 2, shape).astype(dtype.numpy)
     if dtype.is_integer:

@@ -39,7 +39,8 @@ _Rule: TypeAlias = Callable[[Any, _Operands, _F64, DType], Any]
 
 EXACT = frozenset(
     "arg_reduce cast concat constant dequantize_linear dim_tensor expand frame gather gather_elements gather_nd "
-    "one_hot pad quantize_linear reshape slice tile top_k transpose trilu if loop scan region with_epilogue".split()
+    "one_hot pad quantize_linear random_bits random_uniform reshape rng_fold slice tile top_k transpose trilu "
+    "if loop scan region with_epilogue".split()
 )
 """Operators without a rounding of their own, or whose single roundings are fixed by the contract (quantisation)."""
 
@@ -451,6 +452,8 @@ def _recurrent(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
 
 _COMMON: dict[str, _Rule] = {"primitive": _primitive, "composite": _composite}
 _RULES: dict[str, _Rule] = {
+    # Its logarithm and its sine are well conditioned where they are taken, so it keeps what primitives keep.
+    "random_normal": _primitive,
     "attention": _attention,
     "batch_norm": _batch_norm,
     "conv": _conv,

@@ -16,6 +16,7 @@ from rlx.base.diagnostics import Location, did_you_mean
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ModelError, RlxError, UnsupportedOpError, UsageError
+from rlx.base.rng import RNG_INPUT, stream_number
 from rlx.base.types import TensorType
 from rlx.frontends.onnx.folding import MAX_KNOWN, FoldingBuilder, drop_unused
 from rlx.frontends.onnx.graph import (
@@ -34,6 +35,7 @@ from rlx.frontends.onnx.support import check_supported
 from rlx.frontends.onnx.tensor import Encoding, SparseTensor, Tensor
 from rlx.ir.graph import Block, Value
 from rlx.ir.graph import Graph as IrGraph
+from rlx.ops.random import rng_fold, rng_input
 from rlx.ops.spec import building
 
 __all__ = ["MAX_CONSTANT_INTEGERS", "Frame", "ImportedModel", "Importer", "Scope", "import_model"]
@@ -109,6 +111,16 @@ class Frame:
     """Value of the enclosing frame -> parameter of this block."""
     constants: dict[int, Value] = field(default_factory=dict[int, Value])
     """Identity of a tensor of the file -> its constant in this block."""
+    repeats: bool = False
+    """A run may execute the block more than once."""
+    iteration: Value | None = None
+    """Number of the iteration, i64 of rank 0, where the block has such a parameter."""
+
+    def count_iterations(self) -> Value:
+        """Return the iteration's number, as a new last parameter if there is none; its owner moves it into place."""
+        if self.iteration is None:
+            self.iteration = self.builder.block.add_parameter(TensorType(DType.I64, ()))
+        return self.iteration
 
 
 @dataclass(eq=False)
@@ -123,6 +135,8 @@ class Scope:
     )
     arguments: Mapping[str, AttributeValue] | None = None
     """Attributes of the call, inside a function."""
+    path: str = ""
+    """Outputs of the calls and owners of bodies around: what tells equal names of different scopes apart."""
 
 
 class Importer:
@@ -153,6 +167,8 @@ class Importer:
         for info in graph.inputs:
             if info.name in graph.initializers:
                 continue
+            if info.name == RNG_INPUT:
+                raise ModelError(f"{self.model.source}: an input is named {RNG_INPUT!r}; rename it")
             self.root.names[info.name] = self.graph.add_input(
                 info.name, self._input_type(info, shapes.get(info.name))
             )
@@ -284,6 +300,30 @@ class Importer:
             target.captured[outer] = inner
         return inner
 
+    # Random numbers.
+
+    def rng(self, scope: Scope, name: str, seed: int | None) -> Value:
+        """Return the key of a node's random numbers, one per iteration of the loops around it.
+
+        Args:
+            scope: where the node stands.
+            name: of its first output, which no other node of its graph has.
+            seed: replaces the executable's; equal seeds then give equal numbers, whatever the names.
+        """
+        frame = scope.frame
+        key = self._bring(rng_input(self.graph), self.root.frame, frame)
+        number = stream_number(scope.path + name) if seed is None else 0
+        key = rng_fold(key, number, seed)
+        frames: list[Frame] = []
+        around: Frame | None = frame
+        while around is not None:
+            frames.append(around)
+            around = around.parent
+        for outer in reversed(frames):
+            if outer.repeats:
+                key = rng_fold(key, self._bring(outer.count_iterations(), outer, frame))
+        return key
+
     # Nodes.
 
     def run(self) -> None:
@@ -309,7 +349,7 @@ class Importer:
         attributes = _resolve(node, scope)
         function = self.model.functions.get(FunctionKey(node.domain, node.op_type, node.overload))
         if function is not None:
-            results = self._call(function, operands, attributes, scope)
+            results = self._call(function, operands, attributes, scope, _inside(node, scope))
         else:
             results = self._map(node, operands, attributes, scope)
         for index, name in enumerate(node.outputs):
@@ -336,7 +376,8 @@ class Importer:
         version = scope.opsets[node.domain]
         mapping = find(node.domain, node.op_type, version)
         assert mapping is not None, "check_supported let it pass"
-        call = Call(node, version, attributes, operands, self.known.get, _Control(self, scope))
+        control = _Control(self, scope, _inside(node, scope))
+        call = Call(node, version, attributes, operands, self.known.get, control)
         with scope.frame.builder.facts.active():
             try:
                 found = mapping.function(call)
@@ -363,10 +404,11 @@ class Importer:
         operands: list[Value | None],
         attributes: Mapping[str, AttributeValue],
         scope: Scope,
+        path: str,
     ) -> list[Value | None]:
         """Import the body of a function in place of a call of it."""
         given = {**function.defaults, **attributes}
-        inner = Scope(scope.frame, function.opsets, None, {}, given)
+        inner = Scope(scope.frame, function.opsets, None, {}, given, path)
         absent = set(function.inputs[len(operands) :])
         for name, value in zip(function.inputs, operands, strict=False):
             if value is None:
@@ -380,18 +422,37 @@ class Importer:
 
     # Bodies.
 
-    def inline(self, graph: Graph, scope: Scope) -> list[Value]:
+    def inline(self, graph: Graph, scope: Scope, path: str) -> list[Value]:
         """Import a body into the block of the scope; return its results."""
-        inner = Scope(scope.frame, scope.opsets, scope, {}, scope.arguments)
+        inner = Scope(scope.frame, scope.opsets, scope, {}, scope.arguments, path)
         self._bind_initializers(inner, graph)
         self.nodes(graph.nodes, inner)
         return [self.lookup(info.name, inner) for info in graph.outputs]
 
-    def region(self, graph: Graph, scope: Scope, parameters: Sequence[TensorType]) -> Frame:
-        """Import a body as a block with these first parameters; captures follow as more."""
+    def region(
+        self,
+        graph: Graph,
+        scope: Scope,
+        path: str,
+        parameters: Sequence[TensorType],
+        *,
+        repeats: bool = False,
+        counted: bool = False,
+    ) -> Frame:
+        """Import a body as a block with these first parameters; captures follow as more.
+
+        Args:
+            graph: the body.
+            scope: of the node that owns it.
+            path: `Scope.path` of the body.
+            parameters: types of the inputs.
+            repeats: a run may execute it more than once.
+            counted: the first parameter is the number of the iteration.
+        """
         frame = Frame(FoldingBuilder(Block(), self.graph.facts, self.known), scope.frame)
         frame.builder.location = scope.frame.builder.location
-        inner = Scope(frame, scope.opsets, scope, {}, scope.arguments)
+        frame.repeats = repeats
+        inner = Scope(frame, scope.opsets, scope, {}, scope.arguments, path)
         if len(graph.inputs) != len(parameters):
             raise ModelError(
                 f"body {graph.name!r} takes {len(graph.inputs)} inputs, "
@@ -400,6 +461,8 @@ class Importer:
         self._bind_initializers(inner, graph)
         for info, type_ in zip(graph.inputs, parameters, strict=True):
             inner.names[info.name] = frame.builder.block.add_parameter(type_, info.name)
+        if counted:
+            frame.iteration = frame.builder.block.parameters[0]
         self.nodes(graph.nodes, inner)
         frame.builder.block.results = [self.lookup(info.name, inner) for info in graph.outputs]
         return frame
@@ -411,12 +474,16 @@ class _Control:
 
     importer: Importer
     scope: Scope
+    path: str
 
     def inline(self, graph: Graph) -> list[Value]:
-        return self.importer.inline(graph, self.scope)
+        return self.importer.inline(graph, self.scope, self.path)
 
-    def region(self, graph: Graph, parameters: Sequence[TensorType] = ()) -> Frame:
-        return self.importer.region(graph, self.scope, parameters)
+    def region(self, graph: Graph, parameters: Sequence[TensorType] = (), **options: bool) -> Frame:
+        return self.importer.region(graph, self.scope, self.path, parameters, **options)
+
+    def rng(self, node: Node, seed: int | None) -> Value:
+        return self.importer.rng(self.scope, _first_output(node), seed)
 
     def region_from(self, make: Callable[[], Sequence[Value]], location: str) -> Frame:
         """Return a region without captures whose results `make` emits, all at one location."""
@@ -455,8 +522,16 @@ def _identifier(text: str) -> str:
 
 
 def _made(node: Node) -> str:
-    made = next((name for name in node.outputs if name), "")
-    return f"{node.op_type} -> {made}"
+    return f"{node.op_type} -> {_first_output(node)}"
+
+
+def _first_output(node: Node) -> str:
+    return next((name for name in node.outputs if name), "")
+
+
+def _inside(node: Node, scope: Scope) -> str:
+    """Return the path of what stands inside a node: a function's body, a branch."""
+    return f"{scope.path}{_first_output(node)}/"
 
 
 def _file_stamp(source: str) -> tuple[Any, ...]:

@@ -189,16 +189,6 @@ def test_an_output_rlx_cannot_make_is_refused() -> None:
         )
 
 
-def test_training_forms_are_refused() -> None:
-    with pytest.raises(UnsupportedOpError, match="training_mode is true"):
-        imported(
-            [NODE("Dropout", ["x", "r", "t"], ["y"])],
-            [info("x", shape=[4])],
-            ["y"],
-            [tensor("r", np.float32(0.5)), tensor("t", np.bool_(True))],
-        )
-
-
 def test_locations_name_the_node() -> None:
     model = imported([NODE("Relu", ["x"], ["y"])], [info("x", shape=[2])], ["y"])
     (node,) = model.graph.block

@@ -16,7 +16,7 @@ from rlx.ir.graph import Block, Node, Value
 from rlx.ops.control import If, Loop, Scan
 from rlx.ops.indexing import gather
 from rlx.ops.leaf import constant
-from rlx.ops.movement import expand, flip, reshape, transpose
+from rlx.ops.movement import arange, expand, flip, reshape, transpose
 from rlx.ops.spec import current_builder
 
 __all__ = ["decide"]
@@ -165,7 +165,7 @@ def _loop(call: Call) -> Mapped:
     )
     carried = call.values(2)
     first = [TensorType(DType.I64, ()), TensorType(DType.BOOL, ()), *(v.type for v in carried)]
-    frame = call.control.region(call.get_graph("body"), first)
+    frame = call.control.region(call.get_graph("body"), first, repeats=True, counted=True)
     _check_carried(call, [v.type for v in frame.builder.block.results[1:]], carried)
     block = frame.builder.block
     op = Loop(len(carried), _iterations(call, trip, condition, block))
@@ -223,10 +223,15 @@ def _scan(call: Call) -> Mapped:
         for x, a, r in zip(scanned, axes, reverse, strict=True)
     ]
     slices = [v.type.with_shape(v.type.shape[1:]) for v in moved]
-    frame = call.control.region(call.get_graph("body"), [*(v.type for v in carried), *slices])
+    types = [*(v.type for v in carried), *slices]
+    frame = call.control.region(call.get_graph("body"), types, repeats=True)
     block = frame.builder.block
     _check_carried(call, [v.type for v in block.results], carried)
     trip = moved[0].type.shape[0]
+    if frame.iteration is not None:  # something in the body asked for it: one more scanned input
+        _move_parameter(block, frame.iteration, len(types))
+        moved.append(arange(trip))
+        count += 1
     operands = (*carried, *moved, *_captures(frame))
     results = current_builder().emit(Scan(trip, len(carried), count), *operands, regions=(block,))
     stacked = results[len(carried) :]
@@ -234,6 +239,13 @@ def _scan(call: Call) -> Mapped:
     backward = call.get_ints("scan_output_directions", (0,) * len(stacked))
     outward = [_outward(y, a, bool(r)) for y, a, r in zip(stacked, out_axes, backward, strict=True)]
     return (*results[: len(carried)], *outward)
+
+
+def _move_parameter(block: Block, parameter: Value, to: int) -> None:
+    block.parameters.remove(parameter)
+    block.parameters.insert(to, parameter)
+    for index, value in enumerate(block.parameters):
+        value.index = index
 
 
 def _inward(x: Value, axis: int, reverse: bool) -> Value:

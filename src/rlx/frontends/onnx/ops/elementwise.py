@@ -7,12 +7,10 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-from rlx.base.dtypes import DType
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
 from rlx.ops.leaf import constant
-from rlx.ops.movement import expand
 
 __all__ = ["scalar"]
 
@@ -271,24 +269,3 @@ def _cast(call: Call) -> Mapped:
 def _cast_like(call: Call) -> Mapped:
     saturate = call.get_flag("saturate", default=True)
     return ew.cast(call.value(0), call.type_of(1).dtype, saturate=saturate)
-
-
-@onnx_op("Dropout", "ratio seed", outputs=2)
-def _dropout(call: Call) -> Mapped:
-    """Inference: the input itself, and a mask of ones."""
-    x = call.value(0)
-    if call.maybe(2) is not None:
-        training = call.known_array(2)
-        if training is None:
-            raise call.refuse("training_mode (input 2) depends on data; rlx runs inference")
-        if training.reshape(-1)[0] and not _keeps_all(call):
-            raise call.refuse("training_mode is true; rlx runs inference")
-    if not call.wants(1):
-        return x
-    mask = DType.BOOL if call.opset >= 10 else x.type.dtype
-    return x, expand(constant(1, mask), x.type.shape)
-
-
-def _keeps_all(call: Call) -> bool:
-    ratio = call.known_array(1)
-    return ratio is not None and ratio.reshape(-1)[0] == 0
