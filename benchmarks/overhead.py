@@ -6,11 +6,18 @@ Usage: python benchmarks/overhead.py [--engines ...] [--peers-python PYTHON]
 The graph is three operators on f32[1,16] (MatMul, Add, Sigmoid): a run is almost only binding
 inputs, entering native code and handing out results. Prints the median microseconds of a call, per
 engine.
+
+Then what handing runs to a queue costs: 8 runs of a graph of about 1 ms, one after the other, with
+`run_pipelined`, and with `run_async`, each as a ratio to the time in compiled code alone (medians of
+ratios of neighbours in time).
 """
 
 from __future__ import annotations
 
+import statistics
 import tempfile
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +47,58 @@ def write_model(path: Path) -> None:
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
 
 
+def pipelining(rounds: int = 200) -> list[list[str]]:
+    """Return rows: how the runs were started, milliseconds per run, ratio to the compiled code alone."""
+    import rlx
+
+    random = np.random.default_rng(0)
+    with rlx.Graph("products") as g:
+        y = g.input("x", [64, 512])
+        w = g.param("w", random.standard_normal((512, 512)).astype(np.float32) / 23)
+        for _ in range(3):
+            y = y @ w
+        g.output("y", y)
+    m = rlx.compile(g, threads=1)
+    inputs = [random.standard_normal((64, 512)).astype(np.float32) for _ in range(8)]
+    buffer = np.empty((64, 512), np.float32)
+    m.warmup()
+    compiled = m.program.compiled
+
+    def alone() -> None:
+        for x in inputs:
+            compiled.run([x], [buffer], {})
+
+    def run() -> None:
+        for x in inputs:
+            m.run([x])
+
+    def run_pipelined() -> None:
+        m.run_pipelined([x] for x in inputs)
+
+    def run_async() -> None:
+        for future in [m.run_async([x]) for x in inputs]:
+            future.result()
+
+    seconds = _interleaved([alone, run, run_pipelined, run_async], rounds)
+    rows: list[list[str]] = []
+    for name, found in seconds.items():
+        ratios = [a / b for a, b in zip(found, seconds["alone"], strict=True)]
+        median = statistics.median(found) / len(inputs) * 1e3
+        rows.append([name, f"{median:.3f}", f"{statistics.median(ratios):.3f}"])
+    return rows
+
+
+def _interleaved(ways: Sequence[Callable[[], None]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of every way in every round."""
+    seconds: dict[str, list[float]] = {way.__name__: [] for way in ways}
+    for _ in range(rounds):
+        for way in ways:
+            started = time.perf_counter()
+            way()
+            seconds[way.__name__].append(time.perf_counter() - started)
+    return seconds
+
+
 def main() -> None:
     """Measure one thread per engine and print the table."""
     options = common.options(__doc__, ("rlx", "onnxruntime", "openvino"))
@@ -55,7 +114,8 @@ def main() -> None:
         [engine, f"{r.median() * 1e6:.2f}" if r.answers else "-", r.note or "-"]
         for engine, r in results.items()
     ]
-    print(common.markdown(["engine", "microseconds per call", "note"], rows))
+    print(common.markdown(["engine", "microseconds per call", "note"], rows) + "\n")
+    print(common.markdown(["8 runs by", "ms per run", "ratio"], pipelining()))
 
 
 if __name__ == "__main__":

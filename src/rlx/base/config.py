@@ -93,6 +93,9 @@ CHECK = Knob(
     "RLX_CHECK", False, "Check the memory plan independently and poison dead slots with NaN."
 )
 DUMP = Knob("RLX_DUMP", "", "Folder that receives the IR and the assembly of every kernel.")
+PERF = Knob(
+    "RLX_PERF", False, "Write the names of compiled functions where Linux `perf` looks for them."
+)
 CACHE = Knob(
     "RLX_CACHE",
     "on",

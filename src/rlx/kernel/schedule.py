@@ -7,7 +7,8 @@ views with a run-time offset, and where results are written so that copies are r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +65,7 @@ class LoweringContext:
         self.node: Node | None = None
         self._slots: dict[Value, int] = {}
         self._infos: dict[Node, NodeInfo] = {}
+        self._loops = 0
         self._types: dict[TensorType, str] = {}
 
     def slot(self, value: Value) -> int:
@@ -113,6 +115,24 @@ class LoweringContext:
                 may_fail=may_fail,
             )
         )
+
+    def counter(self) -> Dim:
+        """Return an extent of its own for a loop to count in: launches may take it, expressions of it may not."""
+        self._loops += 1
+        return symbol(f"_iteration{self._loops - 1}", lower=0)
+
+    @contextmanager
+    def repeat(self, trip: Dim) -> Generator[Dim]:
+        """Emit a loop around what is appended in the block; yields the counter, 0 to trip - 1."""
+        counter = self.counter()
+        self.append(Thunk(ThunkKind.SET_DIM, (DimArg(counter),), immediate=0))
+        head = self.position
+        leave = self.append(Thunk(ThunkKind.JUMP_GE, (DimArg(counter), DimArg(trip))))
+        yield counter
+        self.append(Thunk(ThunkKind.ADD_DIM, (DimArg(counter),), immediate=1))
+        self.append(Thunk(ThunkKind.JUMP, target=head))
+        self.program.loops.append((head, self.position - 1))
+        leave.target = self.position
 
     def append(self, thunk: Thunk) -> Thunk:
         """Append a thunk, remembering the node that is being lowered."""
@@ -180,7 +200,6 @@ class _Walker:
     def __init__(self, ctx: LoweringContext, lowerer: Lowerer) -> None:
         self.ctx = ctx
         self.lowerer = lowerer
-        self._loops = 0
 
     def run(self, block: Block, targets: Sequence[int]) -> None:
         """Lower a block so that its results end in the target slots."""
@@ -301,44 +320,35 @@ class _Walker:
             node.operands[n : n + m],
             node.operands[n + m :],
         )
-        counter = symbol(f"_iteration{self._loops}", lower=0)
-        self._loops += 1
         state = [ctx.slot(r) for r in node.results[:n]]
         for value, slot in zip(carried, state, strict=True):
             assert value is not None
             self.lowerer.copy(ctx, ctx.slot(value), slot, value.type.nbytes)
-        ctx.append(Thunk(ThunkKind.SET_DIM, (DimArg(counter),), immediate=0))
-        head = ctx.position
-        leave = ctx.append(Thunk(ThunkKind.JUMP_GE, (DimArg(counter), DimArg(op.trip))))
-        slices = body.parameters[n : n + m]
-        for parameter, value in zip(slices, scanned, strict=True):
-            assert value is not None
-            nbytes = parameter.type.nbytes
-            ctx.assign(parameter, self._bind(ctx.slot(value), counter, nbytes, nbytes))
-        for parameter, slot in zip(body.parameters[:n], state, strict=True):
-            ctx.assign(parameter, slot)
-        self._enter_rest(body.parameters[n + m :], captures)
-        stacked = [
-            self._bind(ctx.slot(r), counter, s.type.nbytes, s.type.nbytes)
-            for r, s in zip(node.results[n:], body.results[n:], strict=True)
-        ]
-        # The new state must not be written over the old one while the body still reads it.
-        fresh = [ctx.temporary(r.type.nbytes) for r in body.results[:n]]
-        self.run(body, [*fresh, *stacked])
-        ctx.node = node
-        for source, slot, result in zip(fresh, state, body.results[:n], strict=True):
-            self.lowerer.copy(ctx, source, slot, result.type.nbytes)
-        ctx.append(Thunk(ThunkKind.ADD_DIM, (DimArg(counter),), immediate=1))
-        ctx.append(Thunk(ThunkKind.JUMP, target=head))
-        ctx.program.loops.append((head, ctx.position - 1))
-        leave.target = ctx.position
+        with ctx.repeat(op.trip) as counter:
+            slices = body.parameters[n : n + m]
+            for parameter, value in zip(slices, scanned, strict=True):
+                assert value is not None
+                nbytes = parameter.type.nbytes
+                ctx.assign(parameter, self._bind(ctx.slot(value), counter, nbytes, nbytes))
+            for parameter, slot in zip(body.parameters[:n], state, strict=True):
+                ctx.assign(parameter, slot)
+            self._enter_rest(body.parameters[n + m :], captures)
+            stacked = [
+                self._bind(ctx.slot(r), counter, s.type.nbytes, s.type.nbytes)
+                for r, s in zip(node.results[n:], body.results[n:], strict=True)
+            ]
+            # The new state must not be written over the old one while the body still reads it.
+            fresh = [ctx.temporary(r.type.nbytes) for r in body.results[:n]]
+            self.run(body, [*fresh, *stacked])
+            ctx.node = node
+            for source, slot, result in zip(fresh, state, body.results[:n], strict=True):
+                self.lowerer.copy(ctx, source, slot, result.type.nbytes)
 
     def _loop(self, node: Node, op: Loop) -> None:
         ctx, (body,) = self.ctx, node.regions
         limit, condition = node.operands[:2]
         n = op.carried
-        counter = symbol(f"_iteration{self._loops}", lower=0)
-        self._loops += 1
+        counter = ctx.counter()
         state = [ctx.slot(r) for r in node.results[:n]]
         for value, slot in zip(node.operands[2 : 2 + n], state, strict=True):
             assert value is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from time import perf_counter
@@ -28,8 +28,10 @@ from rlx.base.numeric import Array
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
+from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
 from rlx.runtime.outputs import Bound, Discarded, Request
+from rlx.runtime.queue import RunFuture, RunQueue, Series
 from rlx.runtime.rng import RunKeys
 
 if TYPE_CHECKING:
@@ -138,17 +140,19 @@ class Executable:
         self._backend = backend
         self._target = target
         self._options = options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._queue = RunQueue(source.name)
         self._variants: list[_Variant] = []
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
         self._params: dict[str, Array] = {}
         self._discarded = Discarded()
-        self._closed = False
+        self._running = self._closed = self._forked = False
         self._inputs = Inputs(source.name, source.inputs)
         self.inputs = self._inputs.specs
         self._outputs: list[TensorSpec] | None = None
         self._output_names: list[str] = []
         self._result_type: Any = None
+        watch_forks(self)
         if not self._unbounded():
             hints = dict(source.uppers)
             self._compile(hints, {})
@@ -230,11 +234,76 @@ class Executable:
             ExecutionError: the data broke a rule of an operator.
             OutOfMemoryError: there is no room for outputs or intermediate values of this size.
         """
-        given = self._inputs.given(inputs)
+        arrays = self._inputs.arrays(self._inputs.given(inputs))
+        self._settle()
         if outputs is None and out is None:
-            results = self._run(given)
+            results = self._run(arrays)
             return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
-        return self._run_into(given, Request(outputs, out))
+        return self._run_into(arrays, Request(outputs, out))
+
+    def run_async(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
+        *,
+        queue: int = 8,
+    ) -> RunFuture:
+        """Enqueue a run and return a future of what `run` would return.
+
+        The runs of an executable, `run` itself included, take place in the order in which they were called for, one at
+        a time. Inputs are copied before this returns, so the caller may write over them; buffers in `out` are the run's
+        until it has ended.
+
+        Args:
+            inputs: as for `run`.
+            outputs: as for `run`.
+            out: as for `run`.
+            queue: how many runs may wait; when so many do, this waits until one of them begins.
+
+        Raises:
+            UsageError: an input is unknown, missing, or of another dtype. All else is raised by the future.
+        """
+        return self._submit(inputs, Request(outputs, out), queue)
+
+    def run_pipelined(
+        self,
+        inputs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        outputs: Sequence[str] | None = None,
+        *,
+        queue: int = 2,
+    ) -> list[dict[str, Any]]:
+        """Run once for each of several inputs and return the outputs of each, as `run` one after the other would.
+
+        The next inputs are taken from the iterable and copied while a run is in flight.
+
+        Args:
+            inputs: each as for `run`; the iterable may give the same arrays again, with other content.
+            outputs: as for `run`.
+            queue: how many runs may wait beside the one in flight; each holds copies of its inputs.
+
+        Raises:
+            UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
+        """
+        series = Series()
+        try:
+            for given in inputs:
+                series.add(self._submit(given, Request(outputs), queue, series))
+            return series.results()
+        finally:
+            series.cancel()
+
+    def _submit(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        request: Request,
+        bound: int,
+        series: Series | None = None,
+    ) -> RunFuture:
+        if bound < 1:
+            raise UsageError(f"queue is at least 1, not {bound}")
+        arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
+        return self._queue.submit(lambda: self._run_into(arrays, request), bound, series)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with inputs by position or keyword; return the array, or a named tuple if there are several.
@@ -242,7 +311,9 @@ class Executable:
         Raises:
             UsageError: as `run`, or an input is given twice.
         """
-        results = self._run(self._inputs.mixed(args, kwargs))
+        arrays = self._inputs.arrays(self._inputs.mixed(args, kwargs))
+        self._settle()
+        results = self._run(arrays)
         return results[0] if len(results) == 1 else self._result_type(*results)
 
     def warmup(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Executable:
@@ -250,13 +321,18 @@ class Executable:
 
         The run does not count: random numbers are those of the same program without a warm-up.
         """
+        self._settle()
         policy = self.rng
         self._run(self._inputs.zeros(shapes or {}, self._source.uppers))
         self.rng = policy
         return self
 
-    def _run(self, inputs: list[Any]) -> list[Array]:
-        arrays = self._inputs.arrays(inputs)
+    def _settle(self) -> None:
+        """Wait for the runs that were enqueued before."""
+        if self._queue.busy:
+            self._queue.settle()
+
+    def _run(self, arrays: list[Array]) -> list[Array]:
         with self._lock:
             binding = self._bound(arrays)
             try:
@@ -264,26 +340,44 @@ class Executable:
             except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
                 wanted = sum(math.prod(shape) * dtype.itemsize for shape, dtype in binding.outputs)
                 raise out_of_memory("outputs", wanted, binding.env) from error
-            binding.run(arrays, outputs, binding.env)
+            self._execute(binding, arrays, outputs)
         return outputs
 
-    def _run_into(self, inputs: list[Any], request: Request) -> dict[str, Any]:
-        arrays = self._inputs.arrays(inputs)
+    def _run_into(self, arrays: list[Array], request: Request) -> dict[str, Any]:
         named = dict(zip(self._inputs.names, arrays, strict=True))
         with self._lock:
             binding = self._bound(arrays)
             targets, handed = request.targets(self.outputs, binding.outputs, named, self._discarded)
-            binding.run(arrays, targets, binding.env)
+            self._execute(binding, arrays, targets)
         return handed
+
+    def _execute(self, binding: _Binding, arrays: list[Array], targets: list[Array]) -> None:
+        """Run with the lock held, which lets the thread that holds it in again: that is what `_running` is for."""
+        try:
+            self._running = True
+            binding.run(arrays, targets, binding.env)
+        finally:
+            self._running = False
 
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
     def _bound(self, arrays: list[Array]) -> _Binding:
         """Return what to run for these inputs. The lock is held."""
-        if self._closed:
-            raise UsageError(f"{self._source.name} is closed")
+        self._check_usable()
         key = tuple([a.shape for a in arrays])
         return self._bindings.get(key) or self._bind(key)
+
+    def _check_usable(self) -> None:
+        """Raise unless it may run now. The lock is held."""
+        name = self._source.name
+        if self._running:
+            raise UsageError(f"{name} is running: a run cannot use it again from its middle")
+        if self._forked:
+            raise UsageError(
+                f"{name} was in use by another thread when this process was forked; load or compile it again here"
+            )
+        if self._closed:
+            raise UsageError(f"{name} is closed")
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
         env = self._inputs.environment(key)
@@ -421,8 +515,17 @@ class Executable:
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release code, weights and memory. Calling it again does nothing."""
+        """Release code, weights and memory. Calling it again does nothing.
+
+        Runs that were enqueued and did not begin are cancelled; those in flight end first.
+
+        Raises:
+            UsageError: it is called from the middle of a run.
+        """
+        self._queue.close()
         with self._lock:
+            if self._running:
+                raise UsageError(f"{self._source.name} is running: it cannot be closed from there")
             if not self._closed:
                 self._closed = True
                 for variant in self._variants:
@@ -430,6 +533,14 @@ class Executable:
                 self._bindings.clear()
                 self._discarded.clear()
                 self._params.clear()
+
+    def after_fork_in_child(self) -> None:
+        """Replace the lock if a thread of the parent holds it. What that was doing is half done here, for ever."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+            self._running, self._forked = False, True
 
     def __enter__(self) -> Self:
         return self

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import itertools
 import re
-import struct
 import threading
 import weakref
 from collections import deque
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlx._version import __version__
+from rlx.backends.cpu.elf import elf_symbols
+from rlx.backends.cpu.perf_map import write_perf_map
 from rlx.base import config
 from rlx.base.errors import BuildError, UsageError
 
@@ -198,21 +199,7 @@ def undefined_symbols(data: bytes) -> frozenset[str]:
     Raises:
         BuildError: the object has another format.
     """
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise BuildError(f"expected an ELF64 little-endian object, found bytes {data[:6]!r}")
-    offset, entry, count = struct.unpack_from("<Q10xHH", data, 40)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry) for i in range(count)]
-    found: set[str] = set()
-    for _, kind, _, _, start, size, link, _, _, width in sections:
-        if kind != 2:  # SHT_SYMTAB
-            continue
-        strings = sections[link][4]
-        for at in range(start + width, start + size, width):  # the first symbol is the null symbol
-            name, _, _, section = struct.unpack_from("<IBBH", data, at)
-            if section == 0:
-                begin = strings + name
-                found.add(data[begin : data.index(b"\0", begin)].decode())
-    return frozenset(found)
+    return frozenset(s.name for s in elf_symbols(data) if s.section == 0)
 
 
 def _check_symbols(data: bytes, text: str) -> None:
@@ -270,6 +257,8 @@ class Library:
                 self._jit.close()
                 raise BuildError(f"linking {len(objects)} objects failed: {error}") from error
         self._addresses: dict[str, int] = {name: self._tracker[name] for name in names}
+        if config.PERF.get():
+            write_perf_map(dict.fromkeys(objects), self._addresses)
         # Also runs when the object is collected, but not at interpreter exit: pool threads may still be in the code.
         self._release = weakref.finalize(self, _ABANDONED.append, (self._tracker, self._jit))
         self._release.atexit = False

@@ -89,18 +89,25 @@ class LoweredGraph:
         for index, weight in self.program.weights.items():
             data = params[weight.name] if weight.data is None else weight.data
             buffers[index][:] = np.frombuffer(data.tobytes(), np.uint8)
-        for thunk in self.program.thunks:
-            if thunk.kind is ThunkKind.BIND:
-                target, root, offset, factor = thunk.args
-                assert isinstance(target, SlotArg)
-                assert isinstance(root, SlotArg)
-                assert isinstance(offset, DimArg)
-                assert isinstance(factor, DimArg)
-                at = evaluate(offset.dim, env) * evaluate(factor.dim, env)
-                buffers[target.slot] = buffers[root.slot][at:]
-                continue
-            assert thunk.kind is ThunkKind.CALL, thunk
-            self._launch(thunk, env, buffers, split=split)
+        position = 0
+        while position < len(self.program.thunks):
+            thunk = self.program.thunks[position]
+            position += 1
+            if thunk.kind is ThunkKind.CALL:
+                self._launch(thunk, env, buffers, split=split)
+            elif thunk.kind is ThunkKind.BIND:
+                target, root = (a.slot for a in thunk.args[:2] if isinstance(a, SlotArg))
+                offset, factor = self._extents(thunk, env)
+                buffers[target] = buffers[root][offset * factor :]
+            elif thunk.kind in (ThunkKind.SET_DIM, ThunkKind.ADD_DIM):
+                (counter,) = (str(a.dim) for a in thunk.args if isinstance(a, DimArg))
+                before = env[counter] if thunk.kind is ThunkKind.ADD_DIM else 0
+                env[counter] = before + thunk.immediate
+            else:
+                assert thunk.kind in (ThunkKind.JUMP, ThunkKind.JUMP_GE), thunk
+                extents = self._extents(thunk, env)
+                if thunk.kind is ThunkKind.JUMP or extents[0] >= extents[1]:
+                    position = thunk.target
         out: dict[str, Array] = {}
         for name, value, index in zip(
             self.graph.output_names, self.graph.outputs, self.program.outputs, strict=True
@@ -109,6 +116,10 @@ class LoweredGraph:
             out[name] = buffers[index].view(value.type.dtype.numpy).reshape(shape)
         assert all(self.program.slots[i].kind is SlotKind.OUTPUT for i in self.program.outputs)
         return out
+
+    @staticmethod
+    def _extents(thunk: Any, env: Mapping[str, int]) -> list[int]:
+        return [evaluate(a.dim, env) for a in thunk.args if isinstance(a, DimArg)]
 
     def _launch(
         self, thunk: Any, env: dict[str, int], buffers: list[Array], *, split: bool

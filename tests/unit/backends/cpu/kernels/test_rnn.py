@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import rlx.backends.cpu.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]
+import rlx
+import rlx.backends.cpu.kernels  # pyright: ignore[reportUnusedImport]
 from rlx.backends.cpu.isa import Isa, generic_isa, host_isa
 from rlx.backends.cpu.rnn_ops import Layer
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
@@ -22,6 +23,7 @@ from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph
 from rlx.ops.evaluate import evaluate
 from rlx.ops.rnn import ACTIVATIONS, GRU, LSTM, RNN
+from rlx.ops.spec import emit
 from rlx.passes.fuse import FormRegions
 from rlx.passes.manager import PassContext
 
@@ -100,10 +102,13 @@ class _Case:
             if name == "lens":
                 inputs[name] = rng.integers(0, steps + 1, batch).astype(np.int32)
             else:
-                inputs[name] = cast(rng.uniform(-1, 1, shapes[name]), self.dtype)
+                # Weights of large layers as trained ones are, or their sums saturate every gate.
+                most = min(1.0, 6 / np.sqrt(self.layer.hidden)) if name == "r" else 1.0
+                inputs[name] = cast(rng.uniform(-most, most, shapes[name]), self.dtype)
         exact = evaluate(self.graph, inputs, exact=True)
         found = self.lowered.run(inputs)
         bound = {DType.F32: 2e-6, DType.F64: 1e-14, DType.F16: 2e-3}[self.dtype]
+        bound *= max(1, self.layer.hidden / 70)  # the error of a chain of FMAs grows with it
         for name, want in exact.items():
             np.testing.assert_allclose(
                 found[name].astype(np.float64),
@@ -127,6 +132,14 @@ _LAYERS: list[Layer] = [
     RNN(70),
     RNN(6, "reverse", layout=1, activations=("relu",)),
 ]
+_LARGE: list[Layer] = [
+    LSTM(165, "bidirectional"),
+    LSTM(160, "reverse", layout=1),
+    GRU(230, "bidirectional"),
+    GRU(185, linear_before_reset=True),
+    RNN(330, layout=1),
+]
+"""Layers whose every step is a launch, split over hidden units."""
 
 
 @pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
@@ -138,6 +151,31 @@ def test_layer(layer: Layer, present: tuple[str, ...], isa: Isa, lower_graph: Lo
     case = _Case(layer, isa, lower_graph, present)
     for steps, batch in ((3, 1), (1, 2), (2, 5), (2, 14), (0, 2), (2, 0), (1, 30)):
         case.check(steps, batch)
+
+
+@pytest.mark.parametrize("isa", _isas(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("layer", _LARGE, ids=lambda op: f"{op.name}{op.hidden}{op.direction[:2]}")
+def test_large_layer(layer: Layer, isa: Isa, lower_graph: Lower) -> None:
+    case = _Case(layer, isa, lower_graph, ("b", "lens", "h0", "c0", "p"))
+    steps = [t.kernel.symbol for t in case.lowered.program.thunks if t.chunks not in (0, 1)]
+    assert any("_step_" in symbol for symbol in steps)
+    for count, batch in ((4, 1), (3, 14), (0, 2), (1, 0)):
+        case.check(count, batch)
+
+
+@pytest.mark.parametrize("layer", _LARGE[1:3], ids=lambda op: op.name)
+def test_threads_give_equal_bits(layer: Layer) -> None:
+    rng = np.random.default_rng(3)
+    shapes = _shapes(layer, 40, 3, 5)
+    inputs = {n: rng.uniform(-1, 1, shapes[n]).astype(np.float32) / 4 for n in ("x", "w", "r")}
+    with rlx.Graph() as graph:
+        operands = [graph.input(name, a.shape) for name, a in inputs.items()]
+        graph.output("y", emit(layer, *operands)[0])
+    found: list[bytes] = []
+    for threads in (1, 2):
+        with rlx.compile(graph, threads=threads) as program:
+            found += [program.run(inputs)["y"].tobytes() for _ in range(5)]
+    assert len(set(found)) == 1
 
 
 @pytest.mark.parametrize("name", sorted(ACTIVATIONS))

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs that wait for their turn: one thread per executable does them in the order they came in.
+
+The thread exists while there is something to do, and a moment longer. When the interpreter exits, runs that wait are
+cancelled, and the one in flight is interrupted as by Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, TypeAlias, cast
+from weakref import WeakSet
+
+from rlx.base.errors import UsageError
+from rlx.runtime.forks import watch_forks
+
+__all__ = ["RunFuture", "RunQueue", "Series"]
+
+_IDLE_SECONDS = 1.0
+"""How long a thread without work stays."""
+
+Results: TypeAlias = dict[str, Any]
+
+
+class RunFuture(Future[Results]):
+    """The outputs of a run by name, when it has ended. Only a run that has not begun can be cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._process = os.getpid()
+
+    def result(self, timeout: float | None = None) -> Results:
+        """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
+
+        Raises:
+            CancelledError: it was cancelled, or its executable closed, before it began.
+            TimeoutError: it has not ended yet.
+            UsageError: this is a fork of the process whose run it is.
+        """
+        self._check_process()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the run raised, if anything; see `result`."""
+        self._check_process()
+        return super().exception(timeout)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this run belongs to the process this one was forked from; run it here"
+            )
+
+
+class Series:
+    """Runs of which none begins once one before it has failed."""
+
+    def __init__(self) -> None:
+        self._futures: list[RunFuture] = []
+        self.failed = False
+
+    def add(self, future: RunFuture) -> None:
+        """Append a run."""
+        self._futures.append(future)
+
+    def results(self) -> list[Results]:
+        """Wait for all runs and return their results, or raise what the first one that failed raised."""
+        if self._futures:
+            # The last one first: then this thread is not woken by every run, which it would slow down.
+            wait(self._futures[-1:])
+        return [future.result() for future in self._futures]
+
+    def cancel(self) -> None:
+        """Cancel what has not begun."""
+        self.failed = True
+        for future in self._futures:
+            future.cancel()
+
+
+_Job: TypeAlias = tuple[RunFuture, Callable[[], Results], Series | None]
+
+
+class RunQueue:
+    """The runs of one executable that wait.
+
+    Args:
+        name: of the executable, for messages and the thread.
+
+    Attributes:
+        busy: whether a run waits or is in flight.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()
+        self._submitted = self._ended = 0
+        self.busy = False
+        self._thread: threading.Thread | None = None
+        self._running = self._closed = False
+        _LIVE.add(self)
+        watch_forks(self)
+
+    def submit(
+        self, work: Callable[[], Results], bound: int, series: Series | None = None
+    ) -> RunFuture:
+        """Enqueue a run; while `bound` or more wait already, wait for one of them to begin.
+
+        Args:
+            work: the run.
+            bound: at least 1.
+            series: what it is one of.
+
+        Raises:
+            UsageError: the queue is closed.
+        """
+        future = RunFuture()
+        with self._changed:
+            while len(self._waiting) >= bound and not self._closed:
+                self._start()
+                self._changed.wait()
+            if self._closed:
+                raise UsageError(f"{self._name} is closed")
+            self._waiting.append((future, work, series))
+            self._submitted += 1
+            self.busy = True
+            self._changed.notify_all()
+            self._start()
+        return future
+
+    def settle(self) -> None:
+        """Wait until every run that is in the queue now has ended.
+
+        Does nothing in the queue's own thread, where callbacks of futures run: they come between two runs.
+        """
+        with self._changed:
+            if threading.current_thread() is self._thread:
+                return
+            ticket = self._submitted
+            while self._ended < ticket:
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Cancel the runs that wait, wait for the one that runs, and take no more."""
+        with self._changed:
+            self._closed = True
+            self._cancel_waiting()
+        self.settle()
+
+    def _cancel_waiting(self) -> None:
+        while self._waiting:
+            future, *_ = self._waiting.popleft()
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            self._end()
+        self._changed.notify_all()
+
+    def _end(self) -> None:
+        self._ended += 1
+        self.busy = self._ended < self._submitted
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start the thread unless it is there. The lock is held."""
+        if self._thread is None and not _EXITING.is_set():
+            # Two may start when a signal cuts `start` short; the second finds the first, and leaves.
+            threading.Thread(target=self._work, name=f"rlx-queue-{self._name}", daemon=True).start()
+
+    def _work(self) -> None:
+        me = threading.current_thread()
+        with self._changed:
+            if self._thread is not None:
+                return
+            self._thread = me
+        try:
+            while (job := self._next()) is not None:
+                _do(*job)
+                del job
+        finally:
+            with self._changed:
+                if self._thread is me:
+                    self._thread = None
+
+    def _next(self) -> _Job | None:
+        """Return a run to begin, None if there is none for a while; the one before has ended."""
+        with self._changed:
+            if self._running:
+                self._running = False
+                self._end()
+                self._changed.notify_all()
+            while not self._waiting:
+                if self._closed or not (self._changed.wait(_IDLE_SECONDS) or self._waiting):
+                    self._thread = None  # in one step with the decision to leave
+                    return None
+            self._running = True
+            self._changed.notify_all()  # there is room for another
+            return self._waiting.popleft()
+
+    # -- the process -------------------------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Cancel what waits, raise in the run that is in flight, and wait for the thread to leave."""
+        with self._changed:
+            self._closed = True
+            self._cancel_waiting()
+            thread = self._thread
+            if thread is not None and self._running:
+                _raise_in(cast("int", thread.ident), _Exit)
+        if thread is not None:
+            thread.join()
+
+    def after_fork_in_child(self) -> None:
+        """Forget the runs: their thread is the parent's."""
+        self._changed = threading.Condition()
+        self._waiting.clear()
+        self._submitted = self._ended = 0
+        self.busy = False
+        self._thread = None
+        self._running = self.busy = False
+
+
+def _do(future: RunFuture, work: Callable[[], Results], series: Series | None) -> None:
+    if series is not None and series.failed:
+        future.cancel()
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        results = work()
+    except BaseException as error:  # noqa: BLE001  (it is the caller's, who gets it from the future)
+        if series is not None:
+            series.failed = True
+        future.set_exception(
+            CancelledError("the interpreter exits") if isinstance(error, _Exit) else error
+        )
+    else:
+        future.set_result(results)
+
+
+class _Exit(SystemExit):
+    """Raised in a queue's thread when the interpreter exits. Threads end by it without a message."""
+
+
+_LIVE: WeakSet[RunQueue] = WeakSet()
+_EXITING = threading.Event()
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes, _raise_in.restype = (ctypes.c_ulong, ctypes.py_object), ctypes.c_int
+
+
+def _at_exit() -> None:
+    _EXITING.set()
+    for queue in list(_LIVE):
+        queue.interrupt()
+
+
+atexit.register(_at_exit)

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, wait
+from typing import Any, TypeAlias
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.base.numeric import Array
+from rlx.ops.elementwise import div
+from rlx.runtime.executable import Executable
+from rlx.runtime.queue import RunFuture
+
+_SECONDS = 30
+Gated: TypeAlias = Callable[[rlx.Graph], tuple[Executable, Any]]
+
+
+@pytest.fixture(params=("reference", "cpu"))
+def device(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def _twice() -> rlx.Graph:
+    with rlx.Graph("twice") as g:
+        x = g.input("x", ["N"])
+        g.output("y", x * 2)
+        g.output("z", x + 1)
+    return g
+
+
+def _quotient() -> rlx.Graph:
+    with rlx.Graph("quotient") as g:
+        a, b = g.input("a", [2], "i32"), g.input("b", [2], "i32")
+        g.output("y", div(a, b))
+    return g
+
+
+def _x(value: float, n: int = 3) -> Array:
+    return np.full(n, value, np.float32)
+
+
+def _y(future: RunFuture) -> Array:
+    return future.result(_SECONDS)["y"]
+
+
+# -- run_async ------------------------------------------------------------------------------------------------------
+
+
+def test_an_enqueued_run_gives_what_run_gives(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    futures = [m.run_async({"x": _x(i, i + 1)}) for i in range(20)]
+    for i, future in enumerate(futures):
+        want = m.run({"x": _x(i, i + 1)})
+        assert list(future.result(_SECONDS)) == ["y", "z"]
+        np.testing.assert_array_equal(_y(future), want["y"])
+
+
+def test_inputs_may_be_overwritten_at_once(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    x = _x(1)
+    futures: list[RunFuture] = []
+    for value in range(4):
+        x[:] = value
+        futures.append(m.run_async([x]))
+    x[:] = -1
+    gate.open()
+    for value, future in enumerate(futures):
+        np.testing.assert_array_equal(_y(future), _x(2 * value))
+
+
+def test_some_outputs_go_into_the_callers_buffers(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    buffers = [_x(0) for _ in range(5)]
+    futures = [m.run_async([_x(i)], ["y"], [b]) for i, b in enumerate(buffers)]
+    for i, (future, buffer) in enumerate(zip(futures, buffers, strict=True)):
+        assert future.result(_SECONDS) == {"y": buffer}
+        np.testing.assert_array_equal(buffer, _x(2 * i))
+
+
+def test_names_are_checked_at_once_and_the_rest_by_the_future(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    with pytest.raises(rlx.UsageError, match="unknown input"):
+        m.run_async({"w": _x(1)})
+    with pytest.raises(rlx.UsageError, match="queue is at least 1, not 0"):
+        m.run_async([_x(1)], queue=0)
+    with pytest.raises(rlx.UsageError, match="array of rank 2"):
+        m.run_async([np.ones((1, 3), np.float32)]).result(_SECONDS)
+    with pytest.raises(rlx.UsageError, match="unknown output"):
+        m.run_async([_x(1)], ["x"]).result(_SECONDS)
+
+
+def test_an_error_comes_out_of_the_future_of_its_run(device: str) -> None:
+    m = rlx.compile(_quotient(), device)
+    one = np.ones(2, np.int32)
+    futures = [m.run_async([one * 6, one * i]) for i in (1, 0, 2, 0, 3)]
+    for divisor, future in zip((1, 0, 2, 0, 3), futures, strict=True):
+        if divisor:
+            np.testing.assert_array_equal(_y(future), one * (6 // divisor))
+        else:
+            assert isinstance(future.exception(_SECONDS), rlx.ExecutionError)
+
+
+def test_runs_take_place_in_the_order_they_were_called_for(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    ended: list[str] = []
+    for name in "abc":
+        m.run_async([_x(1)]).add_done_callback(lambda _, name=name: ended.append(name))
+    sync = threading.Thread(target=lambda: (m.run([_x(1)]), ended.append("run")))
+    sync.start()
+    gate.wait_for(1)
+    gate.open()
+    sync.join(_SECONDS)
+    assert ended == ["a", "b", "c", "run"]
+
+
+def test_no_more_runs_wait_than_the_bound(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    futures = [m.run_async([_x(0)])]
+    gate.wait_for(1)
+    futures += [m.run_async([_x(i)], queue=2) for i in (1, 2)]
+    entered = threading.Event()
+
+    def submit() -> None:
+        futures.append(m.run_async([_x(3)], queue=2))
+        entered.set()
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    assert not entered.wait(0.2)
+    gate.open(1)
+    assert entered.wait(_SECONDS)
+    gate.open()
+    thread.join(_SECONDS)
+    assert [float(_y(f)[0]) for f in futures] == [0, 2, 4, 6]
+
+
+def test_a_run_that_has_not_begun_can_be_cancelled(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    first, second, third = (m.run_async([_x(i)]) for i in range(3))
+    gate.wait_for(1)
+    assert not first.cancel()
+    assert second.cancel()
+    gate.open()
+    np.testing.assert_array_equal(_y(third), _x(4))
+    with pytest.raises(CancelledError):
+        second.result(_SECONDS)
+    assert not wait([first, second, third], _SECONDS).not_done
+    assert gate.began == 2
+
+
+def test_close_cancels_what_waits_and_lets_the_run_in_flight_end(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    first, second = m.run_async([_x(1)]), m.run_async([_x(2)])
+    gate.wait_for(1)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    with pytest.raises(CancelledError):
+        second.result(_SECONDS)
+    assert not first.done()
+    gate.open()
+    closing.join(_SECONDS)
+    np.testing.assert_array_equal(_y(first), _x(2))
+    for call in (m.run, m.run_async):
+        with pytest.raises(rlx.UsageError, match="twice is closed"):
+            call([_x(1)])
+
+
+def test_close_wakes_who_waits_for_room(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    m.run_async([_x(0)])
+    gate.wait_for(1)
+    m.run_async([_x(1)], queue=1)
+    errors: list[Exception] = []
+
+    def submit() -> None:
+        try:
+            m.run_async([_x(2)], queue=1)
+        except rlx.UsageError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=submit)
+    waiting.start()
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    waiting.join(_SECONDS)
+    gate.open()
+    closing.join(_SECONDS)
+    assert [str(e) for e in errors] == ["twice is closed"]
+
+
+def test_a_callback_may_run_enqueue_and_close(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    found: list[Any] = []
+    done = threading.Event()
+
+    def callback(future: Future[dict[str, Any]]) -> None:
+        found.append(future.result()["y"][0])
+        found.append(m.run([_x(5)])["y"][0])
+        m.run_async([_x(7)])
+        m.close()
+        done.set()
+
+    m.run_async([_x(1)]).add_done_callback(callback)
+    assert done.wait(_SECONDS)
+    assert found == [2, 10]
+    with pytest.raises(rlx.UsageError, match="closed"):
+        m.run([_x(1)])
+
+
+def test_an_executable_is_collected_when_its_runs_have_ended(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    m.run_async([_x(1)]).result(_SECONDS)
+    watched = weakref.ref(m)
+    del m
+    for _ in range(100):  # the thread lets go just after the result is there
+        gc.collect()
+        if watched() is None:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("the executable is still there")
+
+
+# -- run_pipelined ---------------------------------------------------------------------------------------------------
+
+
+def test_pipelined_runs_equal_runs_one_after_the_other(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    inputs = [
+        {"x": np.random.default_rng(i).standard_normal(i % 5 + 1, np.float32)} for i in range(16)
+    ]
+    found = m.run_pipelined(inputs)
+    assert len(found) == 16
+    for given, results in zip(inputs, found, strict=True):
+        want = m.run(given)
+        assert list(results) == list(want)
+        for name, value in results.items():
+            assert value.tobytes() == want[name].tobytes()
+    assert m.run_pipelined([]) == []
+    assert list(m.run_pipelined(inputs[:2], ["z"])[1]) == ["z"]
+
+
+def test_one_buffer_may_bring_all_inputs(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+    x = _x(0)
+
+    def inputs() -> Iterator[list[Array]]:
+        for value in range(20):
+            x[:] = value
+            yield [x]
+
+    for value, results in enumerate(m.run_pipelined(inputs(), queue=3)):
+        np.testing.assert_array_equal(results["y"], _x(2 * value))
+
+
+def test_inputs_are_not_taken_far_ahead(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    taken: list[int] = []
+
+    def inputs() -> Iterator[list[Array]]:
+        for value in range(10):
+            taken.append(value)
+            yield [_x(value)]
+
+    thread = threading.Thread(target=lambda: m.run_pipelined(inputs(), queue=2))
+    thread.start()
+    gate.wait_for(1)
+    threading.Event().wait(0.2)
+    assert len(taken) <= 4, "one in flight, two wait, one at the door"
+    gate.open()
+    thread.join(_SECONDS)
+    assert len(taken) == 10
+
+
+def test_the_first_failure_is_raised_and_what_waits_does_not_begin(gated: Gated) -> None:
+    m, gate = gated(_quotient())
+    one = np.ones(2, np.int32)
+    gate.open(2)
+    with pytest.raises(rlx.ExecutionError, match="division by zero"):
+        m.run_pipelined(([one, one * (i != 1)] for i in range(8)), queue=8)
+    gate.open()
+    np.testing.assert_array_equal(m.run([one, one])["y"], one)
+    assert gate.began == 3, "two of the series, and the one after it"
+
+
+def test_a_failing_iterable_leaves_nothing_behind(device: str) -> None:
+    m = rlx.compile(_twice(), device)
+
+    def inputs() -> Iterator[list[Array]]:
+        yield [_x(1)]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        m.run_pipelined(inputs())
+    np.testing.assert_array_equal(m.run([_x(3)])["y"], _x(6))
