@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -65,13 +66,27 @@ class Graph:
         self._check_new(name)
         return self.ir.add_input(name, TensorType(DType.of(dtype), tuple(_dim(d) for d in shape)))
 
-    def param(self, name: str, data: Any) -> Value:
-        """Add a weight with its default value.
+    def param(
+        self,
+        name: str,
+        data: Any = None,
+        *,
+        shape: Sequence[int] | None = None,
+        dtype: Any = "f32",
+    ) -> Value:
+        """Add a weight, with its value or with only a shape and a dtype: `Executable.set_param` gives it a value then.
 
         Raises:
-            UsageError: the name is taken.
+            UsageError: the name is taken, or there is neither data nor a shape, or both.
         """
         self._check_new(name)
+        if (data is None) == (shape is None):
+            raise UsageError(f"param {name!r} takes either data or a shape (with a dtype)")
+        if shape is not None:
+            extents = tuple([int(d) for d in shape])
+            if any(d < 0 for d in extents):
+                raise UsageError(f"param {name!r} has a negative extent: {list(shape)}")
+            return self.ir.add_param(name, None, TensorType(DType.of(dtype), extents))
         array = np.asarray(data)
         return self.ir.add_param(name, array, TensorType(DType.of(array.dtype), array.shape))
 

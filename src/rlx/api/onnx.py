@@ -14,11 +14,12 @@ from rlx.base import config
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
-from rlx.base.errors import UsageError
+from rlx.base.errors import UndecidedError, UsageError
 from rlx.base.target import Target
 from rlx.frontends.onnx.source import OpenModel, open_model
 from rlx.runtime.cache import ProgramCache, identify, open_cache
-from rlx.runtime.executable import Source
+from rlx.runtime.executable import Source, defaults_of
+from rlx.runtime.weight_plan import Default
 
 if TYPE_CHECKING:
     from rlx.frontends.onnx.model import Model
@@ -67,6 +68,7 @@ def onnx_source(
         cache,
         interface.to_data(),
         lambda: reader.files,
+        read_params=lambda: reader.params(interface),
     )
 
 
@@ -141,6 +143,19 @@ class _Reader:
         importer.add_inputs({})
         inputs = [(v.name, v.type.dtype, v.type.shape) for v in importer.graph.inputs]
         return _Interface(inputs, dict(importer.symbols))
+
+    def params(self, interface: _Interface) -> Mapping[str, Default]:
+        """Return the weights of the model.
+
+        Raises:
+            UsageError: which ones it has depends on extents that are not known yet.
+        """
+        try:
+            return defaults_of(self.build({}, {}, interface))
+        except UndecidedError as error:
+            raise UsageError(
+                f"the params of {self._opened.name} are known after the first call, `warmup`, or with dims= ({error})"
+            ) from error
 
     def build(
         self, hints: Mapping[str, int], fixed: Mapping[str, int], interface: _Interface

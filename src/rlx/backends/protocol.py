@@ -159,11 +159,11 @@ class SavedGraph:
 class AdoptingGraph(Protocol):
     """A compiled graph with a better place for weights than where NumPy put them."""
 
-    def adopt_weights(self, data: dict[str, Array]) -> None:
-        """Take over arrays that were computed for this program alone, by param name.
+    def adopt_weights(self, data: dict[str, Array]) -> dict[str, Array]:
+        """Copy weights, by param name, to where kernels read them best, and return them there.
 
-        Like `set_weight` for each, but they may be copied to where kernels read them best. The dict is emptied, one
-        array at a time, so that both copies of all of them never exist at once.
+        The arrays returned belong to nobody else and are writable. Kernels are pointed at them by `set_weight`. The
+        dict that was given is emptied, one array at a time, so that both copies of all never exist at once.
         """
         ...
 

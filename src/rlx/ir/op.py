@@ -28,12 +28,15 @@ class Op:
         may_fail: the kernel may raise for some data (integer division, index out of range); such a node is never
             speculated, and if folding it raises it stays.
         foldable: constant operands give a constant result by the reference meaning.
+        keeps_elements: every element of every operand stands in the result, unchanged; the rest of the result is
+            zero. So `reference` works on elements of any kind.
     """
 
     name: ClassVar[str] = ""
     operands: ClassVar[tuple[str, ...]] = ()
     alias: ClassVar[bool] = False
     foldable: ClassVar[bool] = True
+    keeps_elements: ClassVar[bool] = False
 
     @property
     def label(self) -> str:

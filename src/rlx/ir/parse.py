@@ -56,7 +56,7 @@ _TOKEN = re.compile(
     | (?P<relation>>=|<=)
     | (?P<dim><[^<>\n]*>)
     | (?P<number>-inf|-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)
-    | (?P<word>[A-Za-z_]\w*)
+    | (?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)
     | (?P<mark>[{}()=,:@])
     """,
     re.VERBOSE,

@@ -81,6 +81,7 @@ class Reshape(Op):
 
     operands = ("x",)
     alias = True
+    keeps_elements = True
     shape: Shape
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample((Operand((2, 3, 4)),), {"shape": (6, 4)}),
@@ -145,6 +146,7 @@ class Transpose(Op):
     """Axes in another order: axis j of the result is axis perm[j] of x."""
 
     operands = ("x",)
+    keeps_elements = True
     perm: tuple[int, ...]
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample((Operand((2, 3, 17)),), {"perm": (2, 0, 1)}),
@@ -338,6 +340,7 @@ class Concat(Op):
     """The operands one after the other along an axis; all other extents are equal."""
 
     operands = ("x*",)
+    keeps_elements = True
     axis: int
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample((Operand((2, 3)), Operand((2, 5)), Operand((2, 0))), {"axis": 1}),

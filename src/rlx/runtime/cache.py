@@ -16,9 +16,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,13 +29,26 @@ import rlx
 from rlx._version import __version__
 from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions, SavedGraph, SavingBackend
 from rlx.base import config
-from rlx.base.dims import Dim, parse_dim, symbol, symbol_atoms
 from rlx.base.dtypes import DType
-from rlx.base.errors import ModelError, RlxError
-from rlx.base.facts import Guard
+from rlx.base.errors import ModelError
 from rlx.base.numeric import Array
-from rlx.base.store import ALIGNMENT, Store, default_store
+from rlx.base.store import Store, default_store
 from rlx.base.target import Target
+from rlx.runtime.entry import (
+    BROKEN,
+    Restored,
+    Signature,
+    array_from_bytes,
+    arrays_in_order,
+    described,
+    parts,
+    plan_from_data,
+    plan_to_data,
+    signature_from_data,
+    signature_to_data,
+)
+from rlx.runtime.params import BoundWeights, Params
+from rlx.runtime.weight_plan import Default
 
 if TYPE_CHECKING:
     from rlx.frontends.checked import Home
@@ -43,63 +56,18 @@ if TYPE_CHECKING:
 __all__ = [
     "MAX_VARIANTS",
     "ProgramCache",
-    "Restored",
-    "Signature",
     "code_stamp",
     "identify",
     "open_cache",
 ]
 
 _LOG = getLogger("rlx")
-_FORMAT = 1
+_FORMAT = 2
 MAX_VARIANTS = 8
 """Programs of one model for different assumptions about its extents."""
 _SETTLED = 0.1
 """A file younger than so many seconds could change again within one tick of its time stamp."""
 _HEAD = 16
-_BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, RlxError)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """What runs of a program look like from outside.
-
-    Attributes:
-        outputs: name, dtype and shape of every output in order.
-        guards: what must hold for the extents of a call.
-        fixed: extents it was compiled for.
-        free: the other symbols; each is at least 1.
-        rng: position among the program's inputs of the key of its random numbers, -1 without any.
-    """
-
-    outputs: Sequence[tuple[str, DType, tuple[Dim, ...]]]
-    guards: Sequence[Guard] = ()
-    fixed: Mapping[str, int] = field(default_factory=dict[str, int])
-    free: Sequence[str] = ()
-    rng: int = -1
-
-    def fits(self, env: Mapping[str, int]) -> bool:
-        """Return whether a program may run with these extents."""
-        if any(env[name] != value for name, value in self.fixed.items()):
-            return False
-        if any(env[name] < 1 for name in self.free):
-            return False
-        return all(g.holds(dict(env)) for g in self.guards)
-
-
-@dataclass(frozen=True)
-class Restored:
-    """A program that was found.
-
-    Attributes:
-        compiled: ready to be planned; its weights are set.
-        signature: as it was saved.
-        report: remarks of the passes.
-    """
-
-    compiled: CompiledGraph
-    signature: Signature
-    report: list[str]
 
 
 def identify(path: Path | None, data: memoryview) -> list[Any]:
@@ -165,13 +133,14 @@ def open_cache(
         # Links to one model from several folders may have other files beside them.
         parts.append(os.path.realpath(home.folder))
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-    return ProgramCache(store, key, home, data, backend, target, options)
+    prepare = partial(backend.passes, target)  # also imports the backend's operators
+    return ProgramCache(store, key, home, data, backend, target, options, prepare)
 
 
 class ProgramCache:
     """The programs of one model for one target; see `open_cache`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917  (what `open_cache` found out)
         self,
         store: Store,
         key: str,
@@ -180,6 +149,7 @@ class ProgramCache:
         backend: SavingBackend,
         target: Target,
         options: CompileOptions,
+        prepare: Callable[[], object],
     ) -> None:
         self._store = store
         self._key = key
@@ -188,6 +158,7 @@ class ProgramCache:
         self._backend = backend
         self._target = target
         self._options = options
+        self._prepare = prepare
         self._found: dict[int, _Entry | None] = {}
 
     def interface(self) -> dict[str, Any] | None:
@@ -195,17 +166,22 @@ class ProgramCache:
         first = self._entry(0)
         return None if first is None else first.head.get("interface")
 
-    def restore(self, env: Mapping[str, int]) -> Restored | None:
-        """Return a program that may run with these extents, its weights in place."""
+    def restore(self, env: Mapping[str, int], read: Callable[[str], Array]) -> Restored | None:
+        """Return a program that may run with these extents.
+
+        Args:
+            env: the extents.
+            read: returns a param's data from the model, for those that lie nowhere else as plain bytes.
+        """
         for index in range(MAX_VARIANTS):
             entry = self._entry(index)
             if entry is None:
                 return None
             try:
-                signature = _read_signature(entry.head)
+                signature = signature_from_data(entry.head)
                 if signature.fits(env):
-                    return self._restored(entry, signature)
-            except _BROKEN as error:
+                    return self._restored(entry, signature, read)
+            except BROKEN as error:
                 _LOG.warning(
                     "a cached program does not load (%s: %s); compiling",
                     type(error).__name__,
@@ -220,8 +196,8 @@ class ProgramCache:
         compiled: CompiledGraph,
         signature: Signature,
         interface: Mapping[str, Any],
-        own: Mapping[str, Array],
-        derived: Mapping[str, Array],
+        params: Params,
+        bound: BoundWeights,
         files: Mapping[str | None, memoryview],
         report: Sequence[str] = (),
     ) -> bool:
@@ -231,10 +207,9 @@ class ProgramCache:
             compiled: of the backend this cache is for.
             signature: what its runs look like.
             interface: what the front end wants to know without reading the model.
-            own: params that are the model's own, by name.
-            derived: params that were computed.
-            files: the mapped files of the model by location, in whose bytes own params may lie. None is the model
-                itself.
+            params: of the model, with the values it has in the file.
+            bound: the program's weights.
+            files: the mapped files of the model by location, in whose bytes params may lie. None is the model itself.
             report: remarks of the passes.
         """
         index = next((i for i in range(MAX_VARIANTS) if self._entry(i) is None), -1)
@@ -242,20 +217,26 @@ class ProgramCache:
         if saved is None:
             return False
         regions = _Regions(files, self._home)
-        placed = {name: regions.place(array) for name, array in own.items()}
-        stored = {**{n: own[n] for n, p in placed.items() if p is None}, **derived}
+        own = params.values(bound.plan.own)
+        placed = {n: None if a is None else regions.place(a) for n, a in params.at_hand().items()}
+        stored = {n: a for n, a in own.items() if placed[n] is None}
+        stored |= {n: d.array for n, d in bound.derived.items()}
         try:
             used = regions.used()
         except (OSError, ModelError):
             return False
         key = secrets.token_hex(32) if stored else ""
         head = {
-            **_write_signature(signature),
+            **signature_to_data(signature),
             "interface": dict(interface),
             "files": used,
-            "params": {n: [*_described(own[n]), *p] for n, p in placed.items() if p is not None},
+            "params": {
+                n: [d.dtype.value, list(d.shape), *(placed[n] or (-1, 0))]
+                for n, d in params.known().items()
+            },
+            "plan": plan_to_data(bound.plan),
             "weights_key": key,
-            "weights": {n: _described(a) for n, a in stored.items()},
+            "weights": {n: described(a) for n, a in stored.items()},
             "report": list(report),
             "compiled": saved.data,
             "blobs": [
@@ -287,9 +268,9 @@ class ProgramCache:
         try:
             length = int.from_bytes(payload[:_HEAD], "little")
             head = json.loads(bytes(payload[_HEAD : _HEAD + length]))
-            blobs = list(_parts(payload, _HEAD + length, head["blobs"]))
+            blobs = list(parts(payload, _HEAD + length, head["blobs"]))
             files = [self._data, *(self._side_file(*f) for f in head["files"])]
-        except (*_BROKEN, OSError):
+        except (*BROKEN, OSError):
             self._drop(index)  # external data changed, or the entry is damaged beyond its checksum
             return None
         return _Entry(head, blobs, files)
@@ -311,21 +292,25 @@ class ProgramCache:
             raise ValueError(f"{path} changed")
         return data
 
-    def _restored(self, entry: _Entry, signature: Signature) -> Restored:
+    def _restored(
+        self, entry: _Entry, signature: Signature, read: Callable[[str], Array]
+    ) -> Restored:
         head = entry.head
+        plan = plan_from_data(head["plan"], self._prepare)
         weights = self._weights(head)
+        params: dict[str, Default] = {}
         for name, (dtype, shape, number, offset) in head["params"].items():
-            data = entry.files[int(number)]
-            weights[name] = _array(data, dtype, shape, offset)
+            load = partial(read, name)
+            if name in weights and name not in plan.recipes:
+                load = partial(_same, weights[name])
+            elif number >= 0:
+                array = array_from_bytes(entry.files[int(number)], dtype, shape, offset)
+                load = partial(_same, array)
+            params[name] = Default(DType.of(dtype), tuple(shape), load)
+        derived = {n: weights[n] for n in plan.recipes}
         saved = SavedGraph(head["compiled"], entry.blobs)
         compiled = self._backend.restore(saved, self._target, self._options)
-        try:
-            for name, array in weights.items():
-                compiled.set_weight(name, array)
-        except BaseException:
-            compiled.close()
-            raise
-        return Restored(compiled, signature, head["report"])
+        return Restored(compiled, signature, head["report"], plan, params, derived)
 
     def _weights(self, head: Mapping[str, Any]) -> dict[str, Array]:
         if not head["weights_key"]:
@@ -333,12 +318,11 @@ class ProgramCache:
         payload = self._store.get("weights", head["weights_key"])
         if payload is None:
             raise ValueError("its weights are gone")
-        out: dict[str, Array] = {}
-        offset = 0
-        for name, (dtype, shape) in head["weights"].items():
-            array = out[name] = _array(payload, dtype, shape, offset)
-            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        return out
+        return arrays_in_order(payload, head["weights"])
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 @dataclass(frozen=True)
@@ -390,58 +374,3 @@ class _Regions:
 
 def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if len(view) else 0
-
-
-def _described(array: Array) -> list[Any]:
-    return [DType.of(array.dtype).value, list(array.shape)]
-
-
-def _array(data: memoryview, dtype: str, shape: Sequence[int], offset: int) -> Array:
-    kind = DType.of(dtype).numpy
-    count = 1
-    for extent in shape:
-        count *= extent
-    if count == 0:
-        return np.empty(shape, kind)
-    return np.frombuffer(data, kind, count, offset).reshape(shape)
-
-
-def _parts(payload: memoryview, start: int, sizes: Sequence[int]) -> Iterator[memoryview]:
-    for size in sizes:
-        start = -(-start // ALIGNMENT) * ALIGNMENT
-        if not 0 <= size <= len(payload) - start:
-            raise ValueError("a part lies beyond the end")
-        yield payload[start : start + size]
-        start += size
-
-
-def _write_signature(signature: Signature) -> dict[str, Any]:
-    dims = [d for _, _, shape in signature.outputs for d in shape]
-    dims += [d for g in signature.guards for d in (g.left, g.right)]
-    return {
-        "symbols": {s.name: s.lower for d in dims for s in symbol_atoms(d)},
-        "outputs": [[n, t.value, [_text(d) for d in shape]] for n, t, shape in signature.outputs],
-        "guards": [[_text(g.left), g.relation, _text(g.right), g.reason] for g in signature.guards],
-        "fixed": dict(signature.fixed),
-        "free": list(signature.free),
-        "rng": signature.rng,
-    }
-
-
-def _read_signature(head: Mapping[str, Any]) -> Signature:
-    lowers = head["symbols"]
-
-    def dim(data: int | str) -> Dim:
-        return (
-            data
-            if isinstance(data, int)
-            else parse_dim(data, lambda name: symbol(name, lowers[name]))
-        )
-
-    outputs = [(n, DType.of(t), tuple([dim(d) for d in shape])) for n, t, shape in head["outputs"]]
-    guards = [Guard(dim(a), relation, dim(b), reason) for a, relation, b, reason in head["guards"]]
-    return Signature(outputs, guards, head["fixed"], head["free"], head["rng"])
-
-
-def _text(dim: Dim) -> int | str:
-    return dim if isinstance(dim, int) else str(dim)

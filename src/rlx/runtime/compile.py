@@ -4,24 +4,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions
 from rlx.base.config import VERIFY
-from rlx.base.errors import UsageError
-from rlx.base.numeric import Array
 from rlx.base.target import Claims, Target
 from rlx.ir.graph import Graph
-from rlx.ops.evaluate import evaluate
 from rlx.passes.dce import Dce
 from rlx.passes.fold import Fold
 from rlx.passes.hoist import Hoist, ParamProgram
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, PassContext, Pipeline
 from rlx.passes.pipelines import default_pipeline
+from rlx.runtime.recipes import make_recipes, part
+from rlx.runtime.weight_plan import WeightPlan
 
 __all__ = ["Compiled", "compile_graph"]
 
@@ -47,35 +43,13 @@ class Compiled:
     report: list[str] = field(default_factory=list[str])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
 
-    def own_and_derived(
-        self, params: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return the weights the backend's part reads: the model's own among them, and the computed ones.
-
-        Args:
-            params: data of the model's own params by name.
-
-        Raises:
-            UsageError: a param has no data.
-        """
-        missing = [n for n in self.param_program.graph.params if n not in params]
-        missing += [
-            n for n in self.graph.params if n not in params and n not in self.param_program.results
-        ]
-        if missing:
-            raise UsageError(
-                f"params without data: {', '.join(missing)}; set them before the first run"
-            )
-        inputs = {n: params[n] for n in self.param_program.graph.params}
-        computed = evaluate(self.param_program.graph, inputs)
-        own: dict[str, Array] = {}
-        derived: dict[str, Array] = {}
-        for name in self.graph.params:
-            if name in computed:
-                derived[name] = np.ascontiguousarray(computed[name])
-            else:
-                own[name] = np.ascontiguousarray(params[name])
-        return own, derived
+    def weight_plan(self) -> WeightPlan:
+        """Return which weights the backend's part reads, and how the computed ones follow from the model's own."""
+        program = self.param_program.graph
+        derived = [n for n in self.graph.params if n in self.param_program.results]
+        own = tuple(n for n in self.graph.params if n not in self.param_program.results)
+        program = part(program, derived)
+        return WeightPlan(own, make_recipes(program), lambda: program)
 
 
 def compile_graph(

@@ -8,6 +8,7 @@ import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from logging import getLogger
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from rlx.backends.protocol import (
-    AdoptingGraph,
     Backend,
     CompiledGraph,
     CompileOptions,
@@ -27,17 +27,21 @@ from rlx.base.errors import OutOfMemoryError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
-from rlx.runtime.cache import MAX_VARIANTS, ProgramCache, Signature
+from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
+from rlx.runtime.entry import Signature
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
 from rlx.runtime.outputs import Bound, Discarded, Request
+from rlx.runtime.params import BoundWeights, Params
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 from rlx.runtime.rng import RunKeys
+from rlx.runtime.weight_plan import Default
+from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
-__all__ = ["Executable", "Program", "Source", "TensorSpec", "graph_source"]
+__all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "graph_source"]
 
 _LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
@@ -56,6 +60,8 @@ class Source:
         interface: what the front end wants kept beside them.
         files: the mapped files of the model by location (None: the model itself), once it was read; weights may be
             views of them.
+        params: its weights, if they are at hand; handed over to the executable.
+        read_params: reads them from the model.
     """
 
     name: str
@@ -65,6 +71,8 @@ class Source:
     cache: ProgramCache | None = None
     interface: Mapping[str, Any] = field(default_factory=dict[str, Any])
     files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
+    params: dict[str, Default] = field(default_factory=dict[str, Default])
+    read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
@@ -76,13 +84,34 @@ def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Sourc
     """
     from rlx.ir.clone import clone_graph
 
+    params = defaults_of(graph)
+    template = clone_graph(graph)
+    for param in template.params.values():
+        param.data = None  # the executable has it, and forgets it once it is packed
+
     def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
-        copied = clone_graph(graph, dict(fixed))
+        copied = clone_graph(template, dict(fixed))
         copied.facts.hints = dict(hints)
         return copied
 
     inputs = [(v.name, v.type.dtype, v.type.shape) for v in graph.inputs if v.name != RNG_INPUT]
-    return Source(graph.name, inputs, build, dict(uppers or {}))
+    return Source(graph.name, inputs, build, dict(uppers or {}), params=params)
+
+
+def defaults_of(graph: Graph) -> dict[str, Default]:
+    """Return the params of a graph, with the data they have there."""
+    return {
+        name: Default(
+            param.value.type.dtype,
+            tuple([int(d) for d in param.value.type.shape]),
+            None if param.data is None else partial(_same, param.data),
+        )
+        for name, param in graph.params.items()
+    }
+
+
+def _same(array: Array) -> Array:
+    return array
 
 
 @dataclass
@@ -92,6 +121,7 @@ class Program:
     Attributes:
         compiled: the backend's part.
         signature: outputs, and the assumptions about extents.
+        weights: what it reads of the params, and in which version.
         report: why things fused or did not, by pass.
         seconds: how long each stage took.
         graph: after all passes; None if the program came from the cache.
@@ -99,6 +129,7 @@ class Program:
 
     compiled: CompiledGraph
     signature: Signature
+    weights: BoundWeights
     report: list[str] = field(default_factory=list[str])
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     graph: Graph | None = None
@@ -119,7 +150,7 @@ class _Binding:
     outputs: Bound
 
 
-class Executable:
+class Executable(Weighted):
     """A compiled model. Safe to call from several threads (calls are serialised); use clones to run in parallel.
 
     Attributes:
@@ -144,7 +175,10 @@ class Executable:
         self._queue = RunQueue(source.name)
         self._variants: list[_Variant] = []
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
-        self._params: dict[str, Array] = {}
+        self._weights = Params(source.name, source.read_params)
+        if source.params:
+            self._weights.declare(source.params)
+            source.params.clear()
         self._discarded = Discarded()
         self._running = self._closed = self._forked = False
         self._inputs = Inputs(source.name, source.inputs)
@@ -398,6 +432,7 @@ class Executable:
         for variant in self._variants:
             if variant.program.signature.fits(env):
                 self._grow(variant, env)
+                self._weights.refresh(variant.program.weights)
                 if variant is not self._variants[0]:
                     self._variants.remove(variant)
                     self._variants.insert(0, variant)
@@ -408,7 +443,9 @@ class Executable:
                 f"give fixed extents with dims= (now {env})"
             )
         fixed = {name: value for name, value in env.items() if value < 1}
-        return self._compile(env, fixed, is_call=True)
+        variant = self._compile(env, fixed, is_call=True)
+        self._weights.refresh(variant.program.weights)
+        return variant
 
     def _grow(self, variant: _Variant, env: Mapping[str, int]) -> None:
         grown = {
@@ -450,12 +487,19 @@ class Executable:
         if self._source.cache is None:
             return None
         started = perf_counter()
-        found = self._source.cache.restore(env)
+        found = self._source.cache.restore(env, self._read_param)
         if found is None:
             return None
+        self._weights.declare(found.params)
+        bound = self._weights.bind(found.compiled, found.plan, found.derived)
         found.compiled.plan(uppers)
         seconds = {"cache": perf_counter() - started}
-        return Program(found.compiled, found.signature, found.report, seconds)
+        return Program(found.compiled, found.signature, bound, found.report, seconds)
+
+    def _read_param(self, name: str) -> Array:
+        load = self._source.read_params()[name].load
+        assert load is not None
+        return load()
 
     def _build(
         self,
@@ -476,8 +520,9 @@ class Executable:
                 f"{source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
             )
         graph.facts.uppers = dict(uppers)
-        if not self._params:
-            self._params = {n: p.data for n, p in graph.params.items() if p.data is not None}
+        self._weights.declare(defaults_of(graph))
+        for param in graph.params.values():
+            param.data = None
         made = compile_graph(graph, self._backend, self._target, self._options)
         made.compiled.plan(uppers)
         values = zip(graph.output_names, graph.outputs, strict=True)
@@ -485,22 +530,20 @@ class Executable:
         names = [v.name for v in graph.inputs]
         rng = names.index(RNG_INPUT) if RNG_INPUT in names else -1
         signature = Signature(outputs, list(graph.facts.guards), dict(fixed), list(uppers), rng)
-        own, derived = made.own_and_derived(self._params)
-        if source.cache is not None:
-            source.cache.save(
-                made.compiled,
-                signature,
-                source.interface,
-                own,
-                derived,
-                source.files(),
-                made.report,
-            )
-        if isinstance(made.compiled, AdoptingGraph):
-            made.compiled.adopt_weights(derived)
-        for name, data in {**own, **derived}.items():
-            made.compiled.set_weight(name, data)
-        return Program(made.compiled, signature, made.report, made.seconds, made.graph)
+        bound = self._weights.bind(made.compiled, made.weight_plan())
+        if self._weights.is_pristine:
+            self._weights.refresh(bound)
+            if source.cache is not None:
+                source.cache.save(
+                    made.compiled,
+                    signature,
+                    source.interface,
+                    self._weights,
+                    bound,
+                    source.files(),
+                    made.report,
+                )
+        return Program(made.compiled, signature, bound, made.report, made.seconds, made.graph)
 
     def _set_outputs(self, signature: Signature) -> None:
         names = self._output_names = [n for n, _, _ in signature.outputs]
@@ -528,11 +571,15 @@ class Executable:
                 raise UsageError(f"{self._source.name} is running: it cannot be closed from there")
             if not self._closed:
                 self._closed = True
-                for variant in self._variants:
-                    variant.program.compiled.close()
                 self._bindings.clear()
                 self._discarded.clear()
-                self._params.clear()
+                for variant in self._variants:
+                    self._weights.release(variant.program.weights)
+                    variant.program.compiled.close()
+                self._weights.close()
+
+    def _weights_changed(self) -> None:
+        self._bindings.clear()
 
     def after_fork_in_child(self) -> None:
         """Replace the lock if a thread of the parent holds it. What that was doing is half done here, for ever."""

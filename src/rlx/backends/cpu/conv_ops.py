@@ -70,6 +70,7 @@ class PackConv(Op):
     """
 
     operands = ("w",)
+    keeps_elements = True
     groups: int
     lanes: int
     width: int

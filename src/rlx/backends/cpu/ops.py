@@ -26,6 +26,7 @@ class PackPanels(Op):
     """[K, N] -> [ceil(N / width), K, width]: panels of `width` columns, the last one padded with zeros."""
 
     operands = ("x",)
+    keeps_elements = True
     width: int
 
     def infer(self, x: TensorType) -> TensorType:  # noqa: D102
@@ -76,6 +77,7 @@ class PackQuads(Op):
     """i8 [K, N] -> [ceil(N / width), K / 4, width, 4]: four consecutive k of a column lie together. K % 4 == 0."""
 
     operands = ("w",)
+    keeps_elements = True
     width: int
 
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102

@@ -144,15 +144,18 @@ class CpuProgram:
     def set_weight(self, name: str, data: Array) -> None:
         """Point a param at its data; the array is kept, not copied."""
         slot = self._names[name]
+        wanted = self.program.slots[slot].nbytes
+        if data.nbytes != wanted or not data.flags.c_contiguous:
+            raise UsageError(
+                f"weight {name!r} has {data.nbytes} bytes, kernels read {wanted}, in row-major order"
+            )
         self._weights[slot] = data
         self._context.set_slot(slot, data)
 
-    def adopt_weights(self, data: dict[str, Array]) -> None:
+    def adopt_weights(self, data: dict[str, Array]) -> dict[str, Array]:
         """Copy weights into one allocation of this program, in huge pages, and empty the dict on the way."""
         buffer = WeightBuffer({self._names[name]: array.nbytes for name, array in data.items()})
-        for name in list(data):
-            slot = self._names[name]
-            self.set_weight(name, buffer.place(slot, data.pop(name)))
+        return {name: buffer.place(self._names[name], data.pop(name)) for name in list(data)}
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         """Plan memory for these upper bounds, allocate it, and point all slots at it."""

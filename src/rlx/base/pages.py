@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Giving pages of mapped files back to the operating system."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import numpy as np
+
+from rlx.base.numeric import Array
+
+__all__ = ["give_back"]
+
+
+def give_back(array: Array) -> None:
+    """Drop the resident pages of an array that is a view of a read-only mapped file; other arrays stay as they are.
+
+    The data stays readable: the next access takes it from the system's cache of the file, or from the file.
+    """
+    region = _mapping(array)
+    if region is None or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    first = int(np.frombuffer(region, np.uint8).__array_interface__["data"][0])
+    start = int(array.__array_interface__["data"][0]) - first
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if begin < end:
+        region.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def _mapping(array: Array) -> mmap.mmap | None:
+    """Return the read-only mapped file behind an array: dropping pages of anything else would lose data."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if not isinstance(base, memoryview) or not base.readonly:
+        return None
+    return base.obj if isinstance(base.obj, mmap.mmap) and array.flags.c_contiguous else None
