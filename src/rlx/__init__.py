@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
     from rlx.base.dlpack import dlpack
+    from rlx.base.precision import PrecisionPolicy
     from rlx.base.rng import RngPolicy
     from rlx.runtime.executable import Executable
 
@@ -43,6 +44,7 @@ __all__ = [
     "ModelError",
     "OutOfMemoryError",
     "ParseError",
+    "PrecisionPolicy",
     "RlxError",
     "RngPolicy",
     "TypeRuleError",
@@ -60,6 +62,7 @@ _LAZY = {
     "Executable": "rlx.runtime.executable",
     "Graph": "rlx.api.graph",
     "RngPolicy": "rlx.base.rng",
+    "PrecisionPolicy": "rlx.base.precision",
     "compile": "rlx.api.io",
     "devices": "rlx.api.io",
     "dlpack": "rlx.base.dlpack",

@@ -13,6 +13,7 @@ from rlx.backends.registry import backend_names, get_backend
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import symbols_of
 from rlx.base.errors import DeviceError, UsageError
+from rlx.base.precision import PrecisionPolicy
 from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.executable import Executable, graph_source
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from rlx.api.graph import Graph
 
 __all__ = ["Device", "compile", "devices", "load"]
-
-_PRECISIONS = ("f32",)
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def load(  # noqa: PLR0913  (options, by keyword)
     device: str = "cpu",
     *,
     threads: int | None = None,
-    precision: str = "f32",
+    precision: str | PrecisionPolicy = "f32",
     dims: Mapping[str, int] | None = None,
     host_ops: str = "allow",
     folder: str | os.PathLike[str] | None = None,
@@ -65,7 +64,8 @@ def load(  # noqa: PLR0913  (options, by keyword)
         model: a path, the bytes of a file, a binary file object, or an `onnx.ModelProto`.
         device: one of `rlx.devices()`.
         threads: most CPU threads a run may use; all available ones by default.
-        precision: `f32` (f16 and bf16 models run as they are stored).
+        precision: what operators on f32 values compute in: `f32`, `f16`, `bf16`, `mixed-f16`, `mixed-bf16`, or an
+            `rlx.PrecisionPolicy`. f16 and bf16 models run as they are stored.
         dims: upper bounds of symbolic extents by name. With bounds for all of them the model is compiled here;
             otherwise by the first call (or `warmup`). A larger call later grows the bounds without a recompile.
         host_ops: `allow` or `error`, for operators that have no kernel on the device.
@@ -90,7 +90,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     device: str = "cpu",
     *,
     threads: int | None = None,
-    precision: str = "f32",
+    precision: str | PrecisionPolicy = "f32",
     dims: Mapping[str, int] | None = None,
     host_ops: str = "allow",
     rng: RngPolicy | None = None,
@@ -105,10 +105,9 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
 
 
 def _choose(
-    device: str, threads: int | None, precision: str, host_ops: str
+    device: str, threads: int | None, precision: str | PrecisionPolicy, host_ops: str
 ) -> tuple[Backend, Target, CompileOptions]:
-    if precision not in _PRECISIONS:
-        raise UsageError(f"precision {precision!r} is not available yet; use 'f32'")
+    policy = PrecisionPolicy.of(precision)
     if host_ops not in ("allow", "error"):
         raise UsageError(f"host_ops is 'allow' or 'error', not {host_ops!r}")
     if threads is not None and threads < 1:
@@ -121,7 +120,7 @@ def _choose(
         raise DeviceError(
             f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}"
         )
-    return backend, targets[position], CompileOptions(threads=threads, host_ops=host_ops)
+    return backend, targets[position], CompileOptions(threads, policy, host_ops)
 
 
 def _checked_dims(dims: Mapping[str, int] | None) -> dict[str, int]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 from rlx.base.dims import Dim
 from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
+from rlx.base.precision import FULL, PrecisionPolicy
 from rlx.base.target import Claims, Target
 
 if TYPE_CHECKING:
@@ -40,10 +41,12 @@ class CompileOptions:
 
     Attributes:
         threads: most participants of one run; None means all available CPUs.
+        precision: which operators compute in what.
         host_ops: `allow` runs operators without a kernel on the host (named in the reports), `error` refuses them.
     """
 
     threads: int | None = None
+    precision: PrecisionPolicy = FULL
     host_ops: str = "allow"
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from rlx.base.precision import OpClass
+
 __all__ = ["Op", "lookup_op", "register_op", "registered_ops"]
 
 
@@ -27,6 +29,8 @@ class Op:
         alias: the result is the first operand's bytes under another type (reshape and friends).
         may_fail: the kernel may raise for some data (integer division, index out of range); such a node is never
             speculated, and if folding it raises it stays.
+        precision_class: how it takes part in a precision policy.
+        keeps: names of float operands whose dtype a precision policy leaves alone.
         foldable: constant operands give a constant result by the reference meaning.
         keeps_elements: every element of every operand stands in the result, unchanged; the rest of the result is
             zero. So `reference` works on elements of any kind.
@@ -37,6 +41,8 @@ class Op:
     alias: ClassVar[bool] = False
     foldable: ClassVar[bool] = True
     keeps_elements: ClassVar[bool] = False
+    precision_class: ClassVar[OpClass] = OpClass.FIXED
+    keeps: ClassVar[tuple[str, ...]] = ()
 
     @property
     def label(self) -> str:
@@ -64,6 +70,13 @@ class Op:
         A multiply-add counts twice. Given are the sequences of the operands' and the results' types.
         """
         del operands, results
+
+    def keeps_dtype(self, index: int) -> bool:
+        """Return whether a precision policy leaves the dtype of an operand alone."""
+        if not self.keeps:
+            return False
+        names = [name.rstrip("?*") for name in self.operands]
+        return names[min(index, len(names) - 1)] in self.keeps
 
     def may_fail(self, *operands: Any) -> bool:
         """Return whether a run may raise for some data, given the operand types."""

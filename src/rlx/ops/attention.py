@@ -15,6 +15,7 @@ from rlx.base.dtypes import FLOATS, DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, require_equal
 from rlx.expr.body import BodyBuilder
 from rlx.expr.index import IndexMap
@@ -66,7 +67,10 @@ class Attention(Op):
         out_layout: `bhsd` or `bshd`, the order of the result's axes.
     """
 
+    precision_class = OpClass.COMPUTE
+
     operands = ("q", "k", "v", "mask?")
+    keeps = ("mask",)
     scale: float
     masked_row: Literal["nan", "zeros", "nan_to_zeros"] = "nan"
     causal: Causal = "none"

@@ -14,6 +14,7 @@ from rlx.base.dims import Dim, less_equal, product
 from rlx.base.dtypes import NUMERIC
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -100,6 +101,8 @@ class Conv(Op):
         groups: number of groups that the channels are split into.
         layout: `nchw` or `nhwc`.
     """
+
+    precision_class = OpClass.COMPUTE
 
     operands = ("x", "w", "bias?")
     strides: tuple[int, ...]
@@ -266,6 +269,8 @@ class ConvTranspose(Op):
         groups: number of groups that the channels are split into.
         layout: `nchw` or `nhwc`.
     """
+
+    precision_class = OpClass.COMPUTE
 
     operands = ("x", "w", "bias?")
     strides: tuple[int, ...]

@@ -17,6 +17,7 @@ from rlx.base.dims import Dim, less_equal
 from rlx.base.dtypes import INTEGERS, DType
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import Shape, TensorType, normalize_axis, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -84,6 +85,8 @@ def _grid(shape: Sequence[int], axes: Sequence[int]) -> list[Array]:
 class Gather(Op):
     """x[..., indices, ...] at an axis: the result has the shape of the indices in its place."""
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x", "indices")
     axis: int = 0
     samples: ClassVar[tuple[Sample, ...]] = (
@@ -127,6 +130,8 @@ class GatherElements(Op):
 
     The result has the shape of the indices.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x", "indices")
     axis: int = 0
@@ -186,6 +191,8 @@ class GatherND(Op):
 
     The result has shape indices.shape[:-1] + x.shape[batch_dims + k:].
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x", "indices")
     batch_dims: int = 0
@@ -266,6 +273,8 @@ class ScatterElements(Op):
         reduction: `none` (the last of duplicates wins), `add`, `mul`, `max`, `min`.
     """
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x", "indices", "updates")
     axis: int = 0
     reduction: str = "none"
@@ -312,6 +321,8 @@ class ScatterND(Op):
     Attributes:
         reduction: `none` (the last of duplicates wins), `add`, `mul`, `max`, `min`.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x", "indices", "updates")
     reduction: str = "none"
@@ -363,6 +374,8 @@ class OneHot(Op):
         depth: number of classes.
         axis: where the new axis stands in the result.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("indices", "values")
     depth: Dim

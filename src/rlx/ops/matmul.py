@@ -15,6 +15,7 @@ from rlx.base.dtypes import NUMERIC
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import Shape, TensorType, broadcast_shapes, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -61,6 +62,8 @@ class MatMul(Op):
     row (a) or a column (b) and its axis is missing in the result. f16 and bf16 accumulate in f32;
     integers wrap, and the result has their dtype.
     """
+
+    precision_class = OpClass.COMPUTE
 
     operands = ("a", "b")
     samples: ClassVar[tuple[Sample, ...]] = (

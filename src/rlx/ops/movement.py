@@ -17,6 +17,7 @@ from rlx.base.dtypes import NUMERIC, DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import Shape, TensorType, normalize_axes, normalize_axis, require_equal
 from rlx.expr.body import Body
 from rlx.expr.index import AxisMap, IndexMap
@@ -78,6 +79,8 @@ class Reshape(Op):
     Attributes:
         shape: the new shape; its product equals the number of elements.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     alias = True
@@ -145,6 +148,8 @@ def flatten(x: Value, axis: int = 1) -> Value:
 class Transpose(Op):
     """Axes in another order: axis j of the result is axis perm[j] of x."""
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x",)
     keeps_elements = True
     perm: tuple[int, ...]
@@ -183,6 +188,8 @@ def transpose(x: Value, perm: Sequence[int] | None = None) -> Value:
 @dataclass(frozen=True)
 class Expand(Op):
     """x broadcast (NumPy rules) to a shape."""
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     shape: Shape
@@ -229,6 +236,8 @@ class Slice(Op):
         sizes: extent of the result per axis.
         steps: distance per axis, not 0; negative ones go backward.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     starts: tuple[Dim, ...]
@@ -339,6 +348,8 @@ def split(x: Value, sizes: Sequence[Dim], axis: int = 0) -> tuple[Value, ...]:
 class Concat(Op):
     """The operands one after the other along an axis; all other extents are equal."""
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x*",)
     keeps_elements = True
     axis: int
@@ -391,6 +402,8 @@ class Pad(Op):
         mode: `constant` (the operand `value`, 0 where absent), `edge` (the outermost element),
             `reflect` (mirrored without repeating the edge), `wrap` (the other end).
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x", "value?")
     before: tuple[Dim, ...]
@@ -490,6 +503,8 @@ def pad(
 class Tile(Op):
     """x repeated along every axis."""
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x",)
     repeats: tuple[Dim, ...]
     samples: ClassVar[tuple[Sample, ...]] = (
@@ -573,6 +588,8 @@ class Trilu(Op):
         upper: keep where column - row >= k; otherwise where column - row <= k.
         k: the diagonal; 0 is the main one.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     upper: bool = True

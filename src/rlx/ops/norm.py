@@ -17,6 +17,7 @@ from rlx.base.dims import Dim, floordiv, product
 from rlx.base.dtypes import FLOATS, DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, broadcast_shapes, normalize_axis, require_equal
 from rlx.expr.body import Body, Scalar, trace
 from rlx.expr.evaluate import evaluate_body
@@ -82,6 +83,8 @@ _SOFTMAX_SAMPLES = (
 @dataclass(frozen=True)
 class _AlongAxis(Op):
     """Base of operators that map each line along one axis to a line of the same length."""
+
+    precision_class = OpClass.REDUCTION
 
     operands = ("x",)
     function: ClassVar[Callable[[Scalar], Scalar]]
@@ -163,6 +166,8 @@ def _rms(x: Scalar, count: Scalar | float, eps: float) -> Scalar:
 @dataclass(frozen=True)
 class _RowNorm(Op):
     """Base of norms over all axes from `axis` on, with factors that broadcast to x."""
+
+    precision_class = OpClass.REDUCTION
 
     function: ClassVar[Callable[[Scalar, Scalar | float, float], Scalar]]
     axis: int = -1
@@ -328,6 +333,8 @@ class InstanceNorm(Op):
     Source: Ulyanov, Vedaldi, Lempitsky 2016.
     """
 
+    precision_class = OpClass.REDUCTION
+
     operands = ("x", "scale", "bias")
     eps: float = 1e-5
     samples: ClassVar[tuple[Sample, ...]] = (
@@ -357,6 +364,8 @@ class GroupNorm(Op):
 
     Source: Wu, He 2018.
     """
+
+    precision_class = OpClass.REDUCTION
 
     operands = ("x", "scale?", "bias?")
     groups: int
@@ -407,6 +416,8 @@ class BatchNorm(Op):
 
     Per channel of x [N, C, ...]; all factors are [C]. Source: Ioffe, Szegedy 2015.
     """
+
+    precision_class = OpClass.REDUCTION
 
     operands = ("x", "scale", "bias", "mean", "variance")
     eps: float = 1e-5

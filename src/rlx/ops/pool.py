@@ -15,6 +15,7 @@ from rlx.base.dims import Dim, less_equal
 from rlx.base.dtypes import FLOATS, NUMERIC
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType
 from rlx.ir.op import Op
 from rlx.ops.spec import Operand, Sample, op
@@ -111,6 +112,8 @@ class Pool(Op):
         count_include_pad: averages count the zeros of the padding.
         layout: `nchw` or `nhwc`.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     kind: Literal["max", "avg"]

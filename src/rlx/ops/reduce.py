@@ -20,6 +20,7 @@ from rlx.base.dims import Dim, less_equal, product
 from rlx.base.dtypes import NUMERIC, DType
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import Shape, TensorType, normalize_axes, normalize_axis
 from rlx.expr.body import Body, Scalar, trace
 from rlx.expr.evaluate import evaluate_body
@@ -150,6 +151,8 @@ class Reduce(Op):
         axes: which axes, counted from the front.
         keepdims: keep them with extent 1.
     """
+
+    precision_class = OpClass.REDUCTION
 
     operands = ("x",)
     kind: str
@@ -319,6 +322,8 @@ class ArgReduce(Op):
         select_last: the last of equal ones instead of the first.
     """
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x",)
     kind: str
     axis: int
@@ -401,6 +406,8 @@ class CumSum(Op):
         reverse: from the end.
     """
 
+    precision_class = OpClass.REDUCTION
+
     operands = ("x",)
     axis: int
     exclusive: bool = False
@@ -449,6 +456,8 @@ class TopK(Op):
         largest: the largest or the smallest.
         sorted: in order; rlx sorts in any case.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     k: Dim

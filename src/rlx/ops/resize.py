@@ -15,6 +15,7 @@ from rlx.base.dims import Dim
 from rlx.base.dtypes import NUMERIC, DType
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -117,6 +118,8 @@ class Resize(Op):
         exclude_outside: neighbours outside of x get no weight and the others are scaled to sum to
             1.
     """
+
+    precision_class = OpClass.MOVEMENT
 
     operands = ("x",)
     sizes: tuple[Dim, ...]

@@ -14,6 +14,7 @@ from rlx.base.dims import Dim
 from rlx.base.dtypes import FLOATS, DType
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, require_equal
 from rlx.expr.table import TABLE
 from rlx.ir.op import Op
@@ -115,6 +116,8 @@ class _Recurrent(Op):
         alphas: alpha per activation, None for its default; () for all defaults.
         betas: beta per activation.
     """
+
+    precision_class = OpClass.COMPUTE
 
     gates: ClassVar[int]
     states: ClassVar[int]

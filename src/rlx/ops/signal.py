@@ -15,6 +15,7 @@ from rlx.base.dims import Dim, ceildiv, floordiv, less_equal
 from rlx.base.dtypes import FLOATS, NUMERIC, DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
@@ -84,6 +85,8 @@ class DFT(Op):
         onesided: use the symmetry of the spectrum of a real signal.
         length: length of the signal, at least 1; any number.
     """
+
+    precision_class = OpClass.COMPUTE
 
     operands = ("x",)
     axis: int
@@ -192,6 +195,8 @@ class Frame(Op):
         step: distance of the starts of neighbouring pieces, at least 1.
     """
 
+    precision_class = OpClass.MOVEMENT
+
     operands = ("x",)
     length: int
     step: int
@@ -256,6 +261,8 @@ class STFT(Op):
         frame_length: extent of a piece.
         onesided: keep the first half of the spectrum of a real signal.
     """
+
+    precision_class = OpClass.COMPUTE
 
     operands = ("signal", "window?")
     frame_step: int

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, broadcast_shapes
 from rlx.expr.body import Body, Scalar, trace
 from rlx.expr.evaluate import evaluate_body
@@ -38,7 +39,7 @@ __all__ = [
     "operands",
 ]
 
-OpClass = TypeVar("OpClass", bound=type[Op])
+Declared = TypeVar("Declared", bound=type[Op])
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,10 @@ class Sample:
     error: str = ""
 
 
-def op(name: str) -> Callable[[OpClass], OpClass]:
+def op(name: str) -> Callable[[Declared], Declared]:
     """Register a frozen dataclass as the operator `name`."""
 
-    def register(cls: OpClass) -> OpClass:
+    def register(cls: Declared) -> Declared:
         register_op(cls, name)
         return cls
 
@@ -127,6 +128,8 @@ def operands(count: int, first: str = "x") -> tuple[str, ...]:
 @dataclass(frozen=True)
 class ElementwiseOp(Op):
     """Base of operators that compute one element from one element of each operand, with NumPy broadcasting."""
+
+    precision_class = OpClass.ELEMENTWISE
 
     decl: ClassVar[ElementwiseDecl[Any]]
     region: ClassVar[Callable[..., Any]]

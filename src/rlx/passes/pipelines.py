@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlx.base.precision import FULL, PrecisionPolicy
 from rlx.base.target import Claims
 from rlx.passes.attention import RecognizeAttention
 from rlx.passes.canonicalize import Canonicalize
@@ -18,6 +19,7 @@ from rlx.passes.hoist import Hoist
 from rlx.passes.layout import ChannelsLast, SinkTransposes
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
+from rlx.passes.precision import ApplyPrecision
 from rlx.passes.qmatmul import RecognizeQuantizedMatMul
 
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
@@ -39,11 +41,14 @@ _RECOGNISE = (
     ),
 )
 
-_LOWER = (
+_HOIST = (
     Entry(
         Hoist(),
         "dequantised and transposed weights are computed once; later passes see plain params",
     ),
+)
+
+_LOWER = (
     Entry(Decompose(), "what the target has no kernel for becomes operators that it has"),
     Entry(Canonicalize(), "decompositions leave scalars to fold and reshapes to merge"),
     Entry(Cse(), "decompositions repeat themselves"),
@@ -74,22 +79,37 @@ _FUSE = (
 )
 
 
-def default_pipeline(claims: Claims) -> Pipeline:
-    """Return the passes for a target that makes these claims.
+def _precision(policy: PrecisionPolicy) -> tuple[Entry, ...]:
+    if not policy.narrows:
+        return ()
+    return (
+        Entry(
+            ApplyPrecision(policy),
+            "operators are still whole, and what follows from weights alone is already f32",
+        ),
+        Entry(Canonicalize(), "casts of constants are folded"),
+        Entry(Hoist(), "weights are narrowed once"),
+        Entry(Dce(), "the f32 weights are unread"),
+    )
+
+
+def default_pipeline(claims: Claims, precision: PrecisionPolicy = FULL) -> Pipeline:
+    """Return the passes for a target that makes these claims and for a precision policy.
 
     A target that runs every operator as it is (it claims no set of operators) gets no layouts and
     no fusion.
     """
+    narrowed = _precision(precision)
     if not claims.ops:
-        return Pipeline(
-            (*_CLEAN, Entry(Hoist(), "what follows from weights alone runs once per version"))
-        )
-    return Pipeline((*_CLEAN, *_RECOGNISE, *_LOWER, *_LAYOUT, *_FUSE))
+        once = Entry(Hoist(), "what follows from weights alone runs once per version")
+        return Pipeline((*_CLEAN, once, *narrowed))
+    return Pipeline((*_CLEAN, *_RECOGNISE, *_HOIST, *narrowed, *_LOWER, *_LAYOUT, *_FUSE))
 
 
 PASSES: dict[str, type[Any]] = {
     cls.name: cls
     for cls in (
+        ApplyPrecision,
         Canonicalize,
         Captures,
         ChannelsLast,

@@ -128,6 +128,7 @@ def open_cache(
         backend.name,
         backend.fingerprint(target),
         options.host_ops,
+        repr(options.precision),
     ]
     if home is not None and config.CACHE.get() != "content":
         # Links to one model from several folders may have other files beside them.
