@@ -36,6 +36,7 @@ def test_exported_names() -> None:
         "ModelError",
         "OutOfMemoryError",
         "ParseError",
+        "PrecisionPolicy",
         "RlxError",
         "RngPolicy",
         "TypeRuleError",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -41,28 +41,24 @@ class PrecisionPolicy:
         reduction: of sums, softmax and norms.
         elementwise: of arithmetic and functions of single elements.
         movement: of reshape, transpose, gather, pooling and what else moves or selects.
-        ops: (operator, dtype) pairs that override the class.
+        ops: operator -> dtype, overriding the class; kept as sorted pairs.
 
     Raises:
-        UsageError: a dtype is not f32, f16 or bf16, or `ops` names no operator twice or not as pairs.
+        UsageError: a dtype is not f32, f16 or bf16.
     """
 
-    compute: DType | None = DType.F32
-    reduction: DType | None = DType.F32
-    elementwise: DType | None = DType.F32
-    movement: DType | None = None
-    ops: tuple[tuple[str, DType], ...] = ()
+    compute: DType | str | None = DType.F32
+    reduction: DType | str | None = DType.F32
+    elementwise: DType | str | None = DType.F32
+    movement: DType | str | None = None
+    ops: Mapping[str, DType | str] | tuple[tuple[str, DType | str], ...] = ()
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value: Any = getattr(self, field.name)
-            if field.name == "ops":
-                pairs = value.items() if isinstance(value, Mapping) else value
-                object.__setattr__(
-                    self, "ops", tuple(sorted((n, _dtype(f"ops[{n!r}]", d)) for n, d in pairs))
-                )
-            elif value is not None:
-                object.__setattr__(self, field.name, _dtype(field.name, value))
+        for kind in OpClass:
+            if kind is not OpClass.FIXED and getattr(self, kind.value) is not None:
+                object.__setattr__(self, kind.value, _dtype(kind.value, getattr(self, kind.value)))
+        pairs = tuple(sorted((n, _dtype(f"ops[{n!r}]", d)) for n, d in dict(self.ops).items()))
+        object.__setattr__(self, "ops", pairs)
 
     @classmethod
     def uniform(cls, dtype: DType | str) -> PrecisionPolicy:
@@ -95,13 +91,13 @@ class PrecisionPolicy:
     def narrows(self) -> bool:
         """Whether any operator may leave f32."""
         chosen = (self.compute, self.reduction, self.elementwise, self.movement)
-        return any(d in NARROW for d in (*chosen, *(d for _, d in self.ops)))
+        return any(d in NARROW for d in (*chosen, *dict(self.ops).values()))
 
     def dtype_of(self, op: str, kind: OpClass) -> DType | None:
         """Return what an operator computes in; None if it follows what it reads."""
-        for name, dtype in self.ops:
-            if name == op:
-                return dtype
+        dtype: Any = dict(self.ops).get(op)
+        if dtype is not None:
+            return dtype
         return DType.F32 if kind is OpClass.FIXED else getattr(self, kind.value)
 
 
