@@ -117,6 +117,16 @@ class Graph:
         self._outputs[name] = value
         self.ir.set_outputs(self._outputs)
 
+    def name(self, name: str, value: Value) -> Value:
+        """Give a computed value a name, by which taps and reports call it; return the value.
+
+        Raises:
+            UsageError: the name is taken by an input or param.
+        """
+        self._check_new(name)
+        value.name = name
+        return value
+
     def _check_new(self, name: str) -> None:
         if (
             name == RNG_INPUT

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
-from rlx.base.dims import Dim
 from rlx.base.dtypes import DType
+from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.precision import FULL, PrecisionPolicy
 from rlx.base.target import Claims, Target
+from rlx.memory.report import Placement, Share, shares
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
@@ -30,8 +31,10 @@ __all__ = [
     "MemoryReport",
     "SavedGraph",
     "SavingBackend",
+    "ScheduledGraph",
     "Span",
     "WatchableGraph",
+    "watchable",
 ]
 
 
@@ -60,6 +63,7 @@ class MemoryReport:
         arena_lower_bound: the maximum of simultaneously live intermediate bytes.
         scratch: working memory of all participants.
         state: values that persist between runs.
+        tensors: every weight and intermediate buffer, with its place; empty where a backend does not say.
     """
 
     weights: int = 0
@@ -67,6 +71,39 @@ class MemoryReport:
     arena_lower_bound: int = 0
     scratch: int = 0
     state: int = 0
+    tensors: Sequence[Placement] = field(default=(), repr=False)
+
+    def top(self, count: int = 10, kind: str = "arena") -> list[Share]:
+        """Return what takes the most bytes, summed by (operator, dtype and shape).
+
+        Intermediate buffers share bytes over time, so their sum exceeds the arena.
+
+        Args:
+            count: rows at the most.
+            kind: `arena` or `weight`.
+
+        Raises:
+            UsageError: it is another kind.
+        """
+        if kind not in ("arena", "weight"):
+            raise UsageError(f"memory is of kind 'arena' or 'weight', not {kind!r}")
+        return shares(self.tensors, kind)[:count]
+
+    def picture(self, title: str = "") -> str:
+        """Return an SVG of the arena: time to the right, addresses up, a rectangle is a tensor while it lives.
+
+        Raises:
+            UsageError: the device plans no arena.
+        """
+        from rlx.memory.picture import arena_svg
+
+        if self.arena and not any(t.kind == "arena" for t in self.tensors):
+            raise UsageError("this device does not say where its tensors lie")
+        return arena_svg(self.tensors, self.arena, title)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return asdict(self)
 
 
 class CompiledGraph(Protocol):
@@ -180,13 +217,21 @@ class Span(NamedTuple):
 
 
 @runtime_checkable
-class WatchableGraph(Protocol):
+class ScheduledGraph(Protocol):
+    """A compiled graph whose schedule reports may read."""
+
+    program: Program
+
+
+@runtime_checkable
+class WatchableGraph(ScheduledGraph, Protocol):
     """A compiled graph that lets a caller look between its thunks: taps, profiles and checks are built on this.
 
     A program that is not watched must not pay for it.
     """
 
-    program: Program
+    threads: int
+    """Most participants of a run."""
 
     def watched(
         self,
@@ -211,12 +256,33 @@ class WatchableGraph(Protocol):
         """
         ...
 
-    def view(self, slot: int, dtype: DType, shape: Sequence[Dim]) -> Array:
-        """Return what a slot holds as an array over the same bytes, at this run's extents.
+    def extents(self) -> Mapping[str, int]:
+        """Return what the symbols are worth at this point of the run, counters of loops included."""
+        ...
+
+    def view(self, slot: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+        """Return what a slot holds as an array over the same bytes.
 
         Only for use inside `after`: later thunks overwrite the bytes.
         """
         ...
+
+
+def watchable(compiled: CompiledGraph, what: str) -> WatchableGraph:
+    """Return a compiled graph as one that can be watched.
+
+    Args:
+        compiled: what a backend made.
+        what: what for; begins the message.
+
+    Raises:
+        UsageError: its backend gives no way to look between kernels.
+    """
+    if not isinstance(compiled, WatchableGraph):
+        raise UsageError(
+            f"{what} looks between kernels, which this device does not allow; use device='cpu'"
+        )
+    return compiled
 
 
 @runtime_checkable

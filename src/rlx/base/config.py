@@ -117,6 +117,12 @@ CPU_ISA = Knob(
     "",
     "Restrict the CPU backend to a level of instructions: `v3` (AVX2) or `v4` (AVX-512).",
 )
+NAN_CHECK = Knob(
+    "RLX_NAN_CHECK",
+    "",
+    "`1` makes every run stop at the first node that makes a NaN or an infinity from operands without one, `nan` at "
+    "the first NaN only. Read when a model meets input shapes for the first time.",
+)
 THREADS = Knob("RLX_THREADS", 0, "Default number of threads of a run; 0 means all available CPUs.")
 
 

@@ -81,6 +81,8 @@ def copy_block(
         op: Op = bind_dims(node.op, env) if env else node.op
         types = [_bound_type(r.type, env) for r in node.results]
         copied = Node(op, operands, types, tuple(regions), node.location)
+        for old, new in zip(node.results, copied.results, strict=True):
+            new.name = old.name
         target.insert(copied)
         values.update(zip(node.results, copied.results, strict=True))
     target.results = [values[r] for r in source.results]

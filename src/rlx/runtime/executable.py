@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
 from time import perf_counter
@@ -29,8 +30,10 @@ from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
 from rlx.runtime.entry import Signature
+from rlx.runtime.finite import Run, checked_run
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
+from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Bound, Discarded, Request
 from rlx.runtime.params import BoundWeights, Params
 from rlx.runtime.queue import RunFuture, RunQueue, Series
@@ -40,6 +43,8 @@ from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
+    from rlx.runtime.derive import Choose
+    from rlx.runtime.report import ModelReport
 
 __all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "graph_source"]
 
@@ -143,14 +148,24 @@ class _Variant:
 
 @dataclass
 class _Binding:
-    """Everything that follows from the shapes of one call."""
+    """Everything that follows from the shapes of one call.
 
-    run: Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
+    Attributes:
+        run: what a call does.
+        env: the values of the symbols.
+        outputs: shapes and dtypes.
+        compiled: what runs in the end.
+        plain: what a call does if nothing is checked meanwhile.
+    """
+
+    run: Run
     env: dict[str, int]
     outputs: Bound
+    compiled: CompiledGraph
+    plain: Run
 
 
-class Executable(Weighted):
+class Executable(Weighted, Observable):
     """A compiled model. Safe to call from several threads (calls are serialised); use clones to run in parallel.
 
     Attributes:
@@ -393,6 +408,84 @@ class Executable(Weighted):
         finally:
             self._running = False
 
+    # -- looking inside ----------------------------------------------------------------------------------------------
+
+    @property
+    def title(self) -> tuple[str, str]:  # noqa: D102
+        return self._source.name, self._target.name
+
+    @contextmanager
+    def prepared(  # noqa: D102
+        self, inputs: Mapping[str, Any] | Sequence[Any]
+    ) -> Generator[Call]:
+        arrays = self._inputs.arrays(self._inputs.given(inputs))
+        self._settle()
+        with self._lock:
+            bound = self._bound(arrays)
+            compiled, env = bound.compiled, bound.env
+            plain = replace(bound, run=bound.plain)
+            outputs = [np.empty(shape, dtype) for shape, dtype in bound.outputs]
+            yield Call(
+                compiled,
+                lambda: self._execute(plain, arrays, outputs),
+                dict(zip(self._output_names, outputs, strict=True)),
+                env,
+                lambda: self._source.build(env, {}),
+            )
+
+    def report(self) -> ModelReport:  # noqa: D102
+        from rlx.runtime.report import ModelReport
+
+        program = self.program
+        return ModelReport.of(
+            self.title,
+            (self.inputs, self.outputs, program.signature.guards),
+            program.compiled,
+            program.report,
+            program.seconds,
+        )
+
+    def expose(self, *names: str) -> Executable:
+        """Compile the model once more so that intermediate values are outputs too, whatever would have fused them away.
+
+        Args:
+            names: of values, or of nodes (their first results); the outputs are called so.
+
+        Raises:
+            UsageError: the model has no such value.
+        """
+        from rlx.runtime.derive import exposing
+
+        return self.derive(exposing(names))
+
+    def derive(
+        self,
+        outputs: Choose | None = None,
+        *,
+        backend: Backend | None = None,
+        target: Target | None = None,
+        options: CompileOptions | None = None,
+    ) -> Executable:
+        """Compile the same model with the same weights in another way; nothing of it is cached on disk.
+
+        Args:
+            outputs: from the model's graph before all passes to the outputs, by name.
+            backend: what compiles it.
+            target: what for; goes with the backend.
+            options: and how.
+        """
+        from rlx.runtime.derive import derived
+
+        made = Executable(
+            replace(self._source, build=derived(self._source.build, outputs), cache=None),
+            backend or self._backend,
+            target or self._target,
+            options or self._options,
+            rng=self.rng,
+        )
+        made.share_weights_from(self)
+        return made
+
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
     def _bound(self, arrays: list[Array]) -> _Binding:
@@ -420,9 +513,9 @@ class Executable(Weighted):
         outputs = [
             (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
         ]
-        program = variant.program
-        run = self._rng.feeding(program.compiled.run, program.signature.rng)
-        binding = _Binding(run, env, outputs)
+        compiled = variant.program.compiled
+        plain = self._rng.feeding(compiled.run, variant.program.signature.rng)
+        binding = _Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
             self._bindings.popitem(last=False)

@@ -23,12 +23,13 @@ from rlx.backends.cpu.words import Failure
 from rlx.backends.protocol import MemoryReport, Span
 from rlx.base import config
 from rlx.base.allocation import out_of_memory
-from rlx.base.dims import Dim, evaluate
+from rlx.base.dims import evaluate
 from rlx.base.dtypes import DType
 from rlx.base.errors import BuildError, ExecutionError, UsageError
 from rlx.base.numeric import Array
 from rlx.kernel.program import DimArg, NodeInfo, Program, SlotArg, Thunk, ThunkKind
 from rlx.memory.plan import Plan, plan_memory
+from rlx.memory.report import placements
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Value
@@ -63,7 +64,7 @@ class CpuProgram:
         self.dispatch = dispatch
         self.program = program
         self.objects = objects
-        self._threads = threads
+        self.threads = threads
         self._extents = Extents()
         self._nodes: list[NodeInfo] = []
         self._weights: dict[int, Array] = {
@@ -134,7 +135,7 @@ class CpuProgram:
             slots=len(self.program.slots),
             dims=self._extents.values,
             dim_program=self._extents.program,
-            threads=self._threads,
+            threads=self.threads,
             scratch=scratch,
             code=self._code,
         )
@@ -172,7 +173,7 @@ class CpuProgram:
             if plan.scratch > self._plan.scratch:
                 context = self._make_context(self._context.thunks, plan.scratch)
         except MemoryError as error:
-            wanted = plan.arena + plan.scratch * self._threads
+            wanted = plan.arena + plan.scratch * self.threads
             raise out_of_memory("intermediate values", wanted, uppers) from error
         self._context = context
         self._plan = plan
@@ -190,7 +191,10 @@ class CpuProgram:
             weights=sum(w.nbytes for w in self._weights.values()),
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
-            scratch=self._plan.scratch * self._threads,
+            scratch=self._plan.scratch * self.threads,
+            tensors=placements(
+                self.program, self._plan, {s: w.nbytes for s, w in self._weights.items()}
+            ),
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -237,13 +241,17 @@ class CpuProgram:
             yield spans
         spans += [Span(pc - 1, began, end) for pc, began, end in watch.spans()]
 
-    def view(self, slot: int, dtype: DType, shape: Sequence[Dim]) -> Array:
-        """Return a slot's bytes as an array; see the protocol."""
+    def extents(self) -> Mapping[str, int]:
+        """Return the values of all symbols; see the protocol."""
         table = (
             self._context.dims
         )  # also has what thunks set: counters of loops, extents that data gave
-        env = {n: int(table[i]) for n, i in self._extents.symbols.items()} | dict(self._env or {})
-        return self._array(slot, dtype.numpy, tuple(evaluate(d, env) for d in shape))
+        known = {name: int(table[index]) for name, index in self._extents.symbols.items()}
+        return {**known, **(self._env or {})}
+
+    def view(self, slot: int, dtype: DType, shape: tuple[int, ...]) -> Array:
+        """Return a slot's bytes as an array; see the protocol."""
+        return self._array(slot, dtype.numpy, shape)
 
     def _error(self, outcome: Outcome) -> Exception:
         if outcome.status is not Status.ERROR:

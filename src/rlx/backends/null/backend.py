@@ -16,6 +16,7 @@ from rlx.ir.graph import Graph, Node
 from rlx.kernel.program import Program, SlotArg
 from rlx.kernel.schedule import LoweringContext, schedule
 from rlx.memory.plan import Plan, plan_memory
+from rlx.memory.report import placements
 
 __all__ = ["NullBackend"]
 
@@ -64,6 +65,11 @@ class _Compiled:
             weights=sum(self._weights.values()),
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
+            tensors=placements(
+                self.program,
+                self._plan,
+                {s: self._weights.get(w.name, 0) for s, w in self.program.weights.items()},
+            ),
         )
 
     def close(self) -> None:
