@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlx.backends.protocol import Backend, CompileOptions
@@ -79,9 +80,19 @@ def load(  # noqa: PLR0913  (options, by keyword)
         DeviceError: there is no such device.
     """
     from rlx.api.onnx import onnx_source
+    from rlx.api.pickling import model_recipe
+    from rlx.frontends.onnx.source import open_model
 
     backend, target, options = _choose(device, threads, precision, host_ops)
-    source = onnx_source(model, _checked_dims(dims), backend, target, options, folder)
+    opened = open_model(model, folder)
+    source = onnx_source(opened, _checked_dims(dims), backend, target, options)
+    given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
+    source.recipe = model_recipe(
+        load,
+        opened,
+        device,
+        {**given, "folder": None if folder is None else Path(folder).absolute()},
+    )
     return Executable(source, backend, target, options, rng)
 
 
@@ -96,12 +107,17 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     rng: RngPolicy | None = None,
 ) -> Executable:
     """Compile a graph built with `rlx.Graph` and return an object that runs it. Arguments as for `load`."""
+    from rlx.api.pickling import graph_recipe
+
     backend, target, options = _choose(device, threads, precision, host_ops)
     ir = graph.ir
     bounds = _checked_dims(dims)
     names = {s for v in ir.inputs for d in v.type.shape for s in symbols_of(d)}
     _check_names(bounds, names, ir.name)
-    return Executable(graph_source(ir, bounds), backend, target, options, rng)
+    source = graph_source(ir, bounds)
+    given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
+    source.recipe = graph_recipe(compile, source, dict(ir.facts.hints), device, given)
+    return Executable(source, backend, target, options, rng)
 
 
 def _choose(

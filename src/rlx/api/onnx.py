@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +15,7 @@ from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import UndecidedError, UsageError
 from rlx.base.target import Target
-from rlx.frontends.onnx.source import OpenModel, open_model
+from rlx.frontends.onnx.source import OpenModel
 from rlx.runtime.cache import ProgramCache, identify, open_cache
 from rlx.runtime.executable import Source, defaults_of
 from rlx.runtime.weight_plan import Default
@@ -29,28 +28,25 @@ __all__ = ["onnx_source"]
 
 
 def onnx_source(
-    model: Any,
+    opened: OpenModel,
     dims: Mapping[str, int],
     backend: Backend,
     target: Target,
     options: CompileOptions,
-    folder: str | os.PathLike[str] | None = None,
 ) -> Source:
     """Return where the programs of a model come from: the cache, or the model itself, read and checked.
 
     Args:
-        model: a path, bytes, a file object or a ModelProto.
+        opened: the model.
         dims: upper bounds of symbolic extents, by rlx's or the file's name for them.
         backend: what programs are compiled by.
         target: what for.
         options: and how.
-        folder: where external data is looked up; by default the folder of the path.
 
     Raises:
         ModelError: the file is malformed or uses something rlx does not run.
         UsageError: `dims` names no extent of the model.
     """
-    opened = open_model(model, folder)
     reader = _Reader(opened)
     cache = _cache(opened, backend, target, options)
     known = None if cache is None else cache.interface()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -50,6 +50,7 @@ __all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "grap
 
 _LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
+Recipe: TypeAlias = "Callable[[Executable], tuple[Callable[..., Executable], tuple[Any, ...]]]"
 
 
 @dataclass
@@ -67,6 +68,7 @@ class Source:
             views of them.
         params: its weights, if they are at hand; handed over to the executable.
         read_params: reads them from the model.
+        recipe: gives what makes an equal executable in another process, as `object.__reduce__` does.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Source:
     files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
     params: dict[str, Default] = field(default_factory=dict[str, Default])
     read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
+    recipe: Recipe | None = None
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
@@ -247,6 +250,7 @@ class Executable(Weighted, Observable):
 
     @rng.setter
     def rng(self, policy: RngPolicy) -> None:
+        self._settle()
         with self._lock:
             self._rng.policy = policy
 
@@ -681,6 +685,14 @@ class Executable(Weighted, Observable):
         else:
             self._lock = threading.RLock()
             self._running, self._forked = False, True
+
+    def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Any, ...]]:
+        """Return how to open it again: by path or content, with the same options and weights."""
+        if self._source.recipe is None:
+            raise UsageError(
+                f"{self._source.name} was made neither by rlx.load nor by rlx.compile: it cannot be pickled"
+            )
+        return self._source.recipe(self)
 
     def __enter__(self) -> Self:
         return self

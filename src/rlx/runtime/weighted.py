@@ -21,7 +21,7 @@ __all__ = ["Weighted"]
 class Weighted:
     """The part of an executable that is about its params.
 
-    A change waits for a run in flight in another thread and holds for every run that starts afterwards. It never
+    A change waits for runs that were enqueued before it, and holds for every run that starts afterwards. It never
     compiles: weights that were packed, folded or otherwise computed from the param are computed anew by the next run.
     """
 
@@ -30,6 +30,10 @@ class Weighted:
 
     def _check_usable(self) -> None:
         """Raise a UsageError if the executable is closed, or in use by this thread. The lock is held."""
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """Wait for the runs that were enqueued before."""
         raise NotImplementedError
 
     def _weights_changed(self) -> None:
@@ -161,6 +165,8 @@ class Weighted:
     def _take(self, other: Weighted, *, copy: bool) -> None:
         if other is self:
             return
+        other._settle()
+        self._settle()
         with ExitStack() as locks:
             for one in sorted(
                 (self, other), key=id
@@ -172,6 +178,7 @@ class Weighted:
             self._weights_changed()
 
     def _change(self, change: Callable[[Params], None]) -> None:
+        self._settle()
         with self._lock:
             self._check_usable()
             change(self._weights)

@@ -226,6 +226,20 @@ def test_an_executable_is_collected_when_its_runs_have_ended(device: str) -> Non
     raise AssertionError("the executable is still there")
 
 
+def test_a_weight_changes_after_the_runs_that_were_enqueued_before(gated: Gated) -> None:
+    with rlx.Graph("scaled") as g:
+        x = g.input("x", [100])
+        g.output("y", x * g.param("w", np.full(100, 2, np.float32)))
+    m, gate = gated(g)
+    futures = [m.run_async([_x(1, 100)]) for _ in range(3)]
+    setting = threading.Thread(target=lambda: m.set_param("w", np.full(100, 5, np.float32)))
+    setting.start()
+    gate.open()
+    setting.join(_SECONDS)
+    assert [float(_y(f)[0]) for f in futures] == [2, 2, 2]
+    assert m.run([_x(1, 100)])["y"][0] == 5
+
+
 # -- run_pipelined ---------------------------------------------------------------------------------------------------
 
 
