@@ -143,6 +143,17 @@ class CompiledGraph(Protocol):
         """Return the bytes it needs at the planned bounds."""
         ...
 
+    def clone(self) -> CompiledGraph:
+        """Return another one of the same code, with memory of its own, that may run at the same time.
+
+        Its weights are not set and it is not planned; closing one of the two leaves the other alone.
+        """
+        ...
+
+    def trim(self) -> None:
+        """Give back the memory of intermediate values; `plan` is called before the next run."""
+        ...
+
     def close(self) -> None:
         """Give everything back; the object is not usable afterwards."""
         ...

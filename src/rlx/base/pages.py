@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Giving pages of mapped files back to the operating system."""
+"""Giving memory back to the operating system: pages of mapped files, and what the allocator holds free."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
 from typing import Any
 
 import numpy as np
 
 from rlx.base.numeric import Array
 
-__all__ = ["give_back"]
+__all__ = ["give_back", "release_free_memory"]
 
 
 def give_back(array: Array) -> None:
@@ -27,6 +29,13 @@ def give_back(array: Array) -> None:
     end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end:
         region.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
+def release_free_memory() -> None:
+    """Let the C library return memory that it keeps for later allocations, where it can (glibc)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _mapping(array: Array) -> mmap.mmap | None:

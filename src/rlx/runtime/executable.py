@@ -26,6 +26,7 @@ from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
 from rlx.base.errors import OutOfMemoryError, UsageError
 from rlx.base.numeric import Array
+from rlx.base.pages import release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
@@ -122,6 +123,10 @@ def _same(array: Array) -> Array:
     return array
 
 
+def _nothing(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
+    raise UsageError(f"a closed executable builds no graph for {dict(hints)}, {dict(fixed)}")
+
+
 @dataclass
 class Program:
     """One compiled variant of a model.
@@ -147,6 +152,7 @@ class Program:
 class _Variant:
     program: Program
     uppers: dict[str, int]
+    is_planned: bool = True
 
 
 @dataclass
@@ -183,6 +189,8 @@ class Executable(Weighted, Observable):
         target: Target,
         options: CompileOptions,
         rng: RngPolicy | None = None,
+        *,
+        like: Executable | None = None,
     ) -> None:
         self._source = source
         self._rng = RunKeys(rng or RngPolicy())
@@ -205,7 +213,9 @@ class Executable(Weighted, Observable):
         self._output_names: list[str] = []
         self._result_type: Any = None
         watch_forks(self)
-        if not self._unbounded():
+        if like is not None:
+            self._become(like)
+        elif not self._unbounded():
             hints = dict(source.uppers)
             self._compile(hints, {})
 
@@ -238,6 +248,7 @@ class Executable(Weighted, Observable):
             UsageError: nothing is compiled yet.
         """
         if not self._variants:
+            self._check_usable()
             raise UsageError(
                 f"{self._source.name} is compiled on the first call; use `warmup` to force it"
             )
@@ -261,6 +272,45 @@ class Executable(Weighted, Observable):
     def _unbounded(self) -> list[str]:
         known = self._source.uppers
         return sorted(n for n in self._inputs.symbols() if n not in known)
+
+    def clone(self) -> Executable:
+        """Return an executable of the same code and options that runs independently of this one.
+
+        It has a lock and intermediate memory of its own, so the two run in parallel. Weights are shared until one of
+        the two sets a param (see `share_weights_from`). Its next run has the random numbers of this one's next run.
+        """
+        with self._lock:
+            self._check_usable()
+            return Executable(
+                self._source, self._backend, self._target, self._options, self.rng, like=self
+            )
+
+    def _become(self, other: Executable) -> None:
+        """Take over the variants of another executable whose lock is held."""
+        self._weights = other._weights.clone()
+        for variant in other._variants:
+            program = variant.program
+            compiled = program.compiled.clone()
+            weights = self._weights.twin(program.weights, compiled)
+            twin = replace(program, compiled=compiled, weights=weights)
+            self._variants.append(_Variant(twin, dict(variant.uppers), is_planned=False))
+        if self._variants:
+            self._set_outputs(self.program.signature)
+
+    def trim(self) -> None:
+        """Give back memory that the next run can allocate again: intermediate values and what is kept per shape.
+
+        Bounds that grew begin anew at those of `dims=`. Code and weights stay.
+        """
+        with self._lock:
+            self._check_usable()
+            self._bindings.clear()
+            self._discarded.clear()
+            for variant in self._variants:
+                variant.program.compiled.trim()
+                variant.is_planned = False
+                variant.uppers = {n: self._source.uppers.get(n, 1) for n in variant.uppers}
+        release_free_memory()
 
     # -- running -----------------------------------------------------------------------------------------------------
 
@@ -550,16 +600,15 @@ class Executable(Weighted, Observable):
             for n in variant.uppers
             if env[n] > variant.uppers[n]
         }
-        if grown:
+        if grown or not variant.is_planned:
             uppers = {**variant.uppers, **grown}
             try:
                 variant.program.compiled.plan(uppers)
             except OutOfMemoryError:  # room to grow is a wish
                 uppers = {n: max(env[n], u) for n, u in variant.uppers.items()}
                 variant.program.compiled.plan(uppers)
-            variant.uppers = (
-                uppers  # not before the plan holds: what interrupts it leaves the old bounds
-            )
+            # Not before the plan holds: what interrupts it leaves the old bounds.
+            variant.uppers, variant.is_planned = uppers, True
 
     def _compile(
         self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
@@ -673,7 +722,10 @@ class Executable(Weighted, Observable):
                 for variant in self._variants:
                     self._weights.release(variant.program.weights)
                     variant.program.compiled.close()
+                self._variants.clear()
                 self._weights.close()
+                # The model, its mapped files and its graph are not needed any more; its name is, for messages.
+                self._source = Source(self._source.name, self._source.inputs, _nothing, {})
 
     def _weights_changed(self) -> None:
         self._bindings.clear()

@@ -256,6 +256,7 @@ class Library:
             except RuntimeError as error:
                 self._jit.close()
                 raise BuildError(f"linking {len(objects)} objects failed: {error}") from error
+        self._owners = 1
         self._addresses: dict[str, int] = {name: self._tracker[name] for name in names}
         if config.PERF.get():
             write_perf_map(dict.fromkeys(objects), self._addresses)
@@ -282,9 +283,19 @@ class Library:
         """Every exported symbol with its address."""
         return dict(self._addresses)
 
+    def share(self) -> Library:
+        """Return the library for one more owner: `close` has to be called once more."""
+        with _LOCK:
+            self._owners += 1
+        return self
+
     def close(self) -> None:
-        """Remove the code from memory. Nothing may be running it, nothing may call it afterwards."""
-        self._release()
+        """Remove the code from memory, if this is the last owner. Nothing may be running it, or call it afterwards."""
+        with _LOCK:
+            self._owners -= 1
+            last = self._owners == 0
+        if last:
+            self._release()
         _release_abandoned()
 
 

@@ -50,6 +50,7 @@ class CpuProgram:
         threads: most participants of a run.
         dispatch: the report of how operators run.
         cache: where the runtime's own object is kept.
+        library: the objects, linked already.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class CpuProgram:
         threads: int,
         dispatch: Sequence[tuple[str, str, int]],
         cache: ObjectCache | None,
+        library: Library | None = None,
     ) -> None:
         self.dispatch = dispatch
         self.program = program
@@ -74,7 +76,8 @@ class CpuProgram:
             weight.name: slot for slot, weight in program.weights.items() if weight.data is None
         }
         symbols = dict.fromkeys(t.kernel for t in program.thunks if t.kind is ThunkKind.CALL)
-        self._library = Library(objects, symbols, isa)
+        self._library = library or Library(objects, symbols, isa)
+        self._isa, self._cache = isa, cache
         self._code = native(isa, cache)
         self._context = self._make_context(self._table().build(self._library.addresses), 0)
         self._plan = Plan()
@@ -184,6 +187,24 @@ class CpuProgram:
             self._context.slots[slot] = base + offset
         for slot, data in self._weights.items():
             self._context.set_slot(slot, data)
+
+    def clone(self) -> CpuProgram:
+        """Return a program of the same code with tables and memory of its own."""
+        return CpuProgram(
+            self.program,
+            self.objects,
+            self._isa,
+            self.threads,
+            self.dispatch,
+            self._cache,
+            self._library.share(),
+        )
+
+    def trim(self) -> None:
+        """Drop the arena and the scratch memory."""
+        self._plan, self._env = Plan(), None
+        self._arena = aligned_bytes(_ALIGNMENT)
+        self._context = self._make_context(self._context.thunks, 0)
 
     def memory(self) -> MemoryReport:
         """Return the bytes it needs at the planned bounds."""
@@ -305,3 +326,4 @@ class CpuProgram:
             self._library.close()
             self._weights.clear()
             self._arena = aligned_bytes(_ALIGNMENT)
+            self._context = self._make_context(self._context.thunks, 0)

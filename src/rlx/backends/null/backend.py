@@ -72,6 +72,12 @@ class _Compiled:
             ),
         )
 
+    def clone(self) -> CompiledGraph:
+        return _Compiled(self.program)
+
+    def trim(self) -> None:
+        self._plan = Plan()
+
     def close(self) -> None:
         self._weights.clear()
 

@@ -45,6 +45,12 @@ class _Compiled:
     def memory(self) -> MemoryReport:
         return MemoryReport(weights=sum(w.nbytes for w in self._weights.values()))
 
+    def clone(self) -> CompiledGraph:
+        return _Compiled(self._graph)
+
+    def trim(self) -> None:
+        """Nothing is kept between runs."""
+
     def close(self) -> None:
         self._weights.clear()
 
