@@ -13,11 +13,12 @@ from rlx.base.diagnostics import Location
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
+from rlx.base.numeric import Array, cast
 from rlx.base.rng import RNG_INPUT, stream_number
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph as IrGraph
-from rlx.ir.graph import Value
+from rlx.ir.graph import State, Value
 from rlx.ops.random import rng_fold, rng_input
 from rlx.ops.spec import building
 
@@ -43,6 +44,7 @@ class Graph:
         self.ir.facts.advice = _ADVICE
         self._outputs: dict[str, Value] = {}
         self._streams: set[str] = set()
+        self._states: dict[Value, State] = {}
         self._building: building | None = None
 
     def __enter__(self) -> Self:
@@ -106,6 +108,47 @@ class Graph:
         self._streams.add(stream)
         return rng_fold(rng_input(self.ir), stream_number(stream))
 
+    def state(
+        self,
+        name: str,
+        shape: list[int | str] | tuple[int | str, ...],
+        dtype: Any = "f32",
+        init: Any = 0,
+    ) -> Value:
+        """Add a value that persists between runs; `set_next` says what it becomes.
+
+        Args:
+            name: what `Executable.state` knows it by.
+            shape: extents; strings name symbolic ones.
+            dtype: of its elements.
+            init: what it is before the first run and after a reset: a number, or an array that broadcasts to the
+                shape.
+
+        Returns:
+            Its value at the beginning of a run.
+
+        Raises:
+            UsageError: the name is taken, or the initial value does not fit the dtype or the shape.
+        """
+        self._check_new(name)
+        type_ = TensorType(DType.of(dtype), tuple(_dim(d) for d in shape))
+        value = self.ir.add_state(name, type_, _initial(name, type_, init)).value
+        self._states[value] = self.ir.states[-1]
+        return value
+
+    def set_next(self, state: Value, value: Value) -> None:
+        """Declare what a state becomes when a run has ended well; the last declaration counts.
+
+        Raises:
+            UsageError: the first argument is not what `state` returned, or the types differ.
+        """
+        known = self._states.get(state)
+        if known is None:
+            raise UsageError(f"{state!r} is not a state of this graph: pass what `state` returned")
+        if value.type != state.type and not self._equal(value.type, state.type):
+            raise UsageError(f"state {known.name!r} is {state.type}, it cannot become {value.type}")
+        known.next = value
+
     def output(self, name: str, value: Value) -> None:
         """Declare an output.
 
@@ -127,13 +170,44 @@ class Graph:
         value.name = name
         return value
 
+    def _equal(self, a: TensorType, b: TensorType) -> bool:
+        return (
+            a.dtype is b.dtype
+            and a.rank == b.rank
+            and all(map(self.ir.facts.equal, a.shape, b.shape))
+        )
+
     def _check_new(self, name: str) -> None:
-        if (
-            name == RNG_INPUT
-            or any(v.name == name for v in self.ir.inputs)
-            or name in self.ir.params
-        ):
-            raise UsageError(f"the graph has an input or param {name!r} already")
+        leaves = [v.name for v in self.ir.inputs] + [s.name for s in self.ir.states]
+        if name == RNG_INPUT or name in leaves or name in self.ir.params:
+            raise UsageError(f"the graph has an input, param or state {name!r} already")
+
+
+def _initial(name: str, type_: TensorType, init: Any) -> Array:
+    given = np.asarray(init)
+    if given.dtype != type_.dtype.numpy:
+        if isinstance(init, np.ndarray | np.generic) or not _is_exact(given, type_.dtype):
+            raise UsageError(
+                f"state {name!r} is {type_}, its initial value is {given.dtype}; pass an array of the state's dtype"
+            )
+        given = cast(given, type_.dtype)
+    shape = (*[1] * (type_.rank - given.ndim), *given.shape)
+    if len(shape) != type_.rank or any(
+        have not in (1, want) for have, want in zip(shape, type_.shape, strict=True)
+    ):
+        raise UsageError(
+            f"state {name!r} is {type_}, its initial value of shape {list(given.shape)} does not broadcast to it"
+        )
+    return np.array(given)
+
+
+def _is_exact(given: Array, dtype: DType) -> bool:
+    """Return whether plain Python numbers have the same values in a dtype."""
+    if given.dtype.kind not in "biufc" or (given.dtype.kind == "c") > dtype.is_complex:
+        return False
+    if dtype.is_float or dtype.is_complex:
+        return True
+    return bool(np.array_equal(given, cast(given, dtype)))
 
 
 def _dim(value: int | str) -> Dim:

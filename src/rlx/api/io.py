@@ -112,7 +112,8 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     backend, target, options = _choose(device, threads, precision, host_ops)
     ir = graph.ir
     bounds = _checked_dims(dims)
-    names = {s for v in ir.inputs for d in v.type.shape for s in symbols_of(d)}
+    leaves = [*ir.inputs, *(s.value for s in ir.states)]
+    names = {s for v in leaves for d in v.type.shape for s in symbols_of(d)}
     _check_names(bounds, names, ir.name)
     source = graph_source(ir, bounds)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}

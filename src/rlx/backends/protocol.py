@@ -17,6 +17,7 @@ from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.precision import FULL, PrecisionPolicy
 from rlx.base.target import Claims, Target
+from rlx.base.types import Shape
 from rlx.memory.report import Placement, Share, shares
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ __all__ = [
     "SavingBackend",
     "ScheduledGraph",
     "Span",
+    "StateMemory",
+    "StatefulBackend",
+    "StatefulGraph",
     "WatchableGraph",
     "watchable",
 ]
@@ -294,6 +298,48 @@ def watchable(compiled: CompiledGraph, what: str) -> WatchableGraph:
             f"{what} looks between kernels, which this device does not allow; use device='cpu'"
         )
     return compiled
+
+
+class StateMemory(Protocol):
+    """The bytes of one state on a device. Programs come and go, it stays."""
+
+    def read(self, target: Array) -> None:
+        """Copy the bytes into a C-contiguous array of as many."""
+        ...
+
+    def write(self, source: Array) -> None:
+        """Replace the bytes by those of a C-contiguous array of as many."""
+        ...
+
+
+@runtime_checkable
+class StatefulGraph(Protocol):
+    """A compiled graph with states. A run replaces their values by the next ones.
+
+    A run that raises leaves them undefined; the owner sees to it that nobody reads them then.
+    """
+
+    @property
+    def states(self) -> Mapping[str, Shape]:
+        """The extents of every state by name."""
+        ...
+
+    def set_state(self, name: str, memory: StateMemory) -> None:
+        """Point a state at its bytes, which its backend made: as many as its extents take in the next runs."""
+        ...
+
+
+@runtime_checkable
+class StatefulBackend(Protocol):
+    """A backend that runs graphs with states. Backends without this method refuse them."""
+
+    def state_memory(self, nbytes: int, target: Target) -> StateMemory:
+        """Return memory for a state, of any content.
+
+        Raises:
+            OutOfMemoryError: the device has no room.
+        """
+        ...
 
 
 @runtime_checkable

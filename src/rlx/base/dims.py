@@ -30,6 +30,7 @@ __all__ = [
     "evaluate",
     "floordiv",
     "less_equal",
+    "lone_symbol",
     "parse_dim",
     "product",
     "substitute",
@@ -444,6 +445,15 @@ def _substitute_atom(atom: _Atom, env: Mapping[str, Dim]) -> Dim:
 def symbols_of(value: Dim) -> frozenset[str]:
     """Return the names of all symbols in the expression."""
     return frozenset(s.name for s in symbol_atoms(value))
+
+
+def lone_symbol(value: Dim) -> str | None:
+    """Return the name of the symbol that the expression is, or None."""
+    if isinstance(value, DimExpr) and len(value.terms) == 1:
+        monomial, factor = value.terms[0]
+        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            return monomial[0].name
+    return None
 
 
 def symbol_atoms(value: Dim) -> Iterable[Symbol]:

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 
 from rlx.base.dims import (
     Dim,
-    DimExpr,
-    Symbol,
     equal,
     evaluate,
     less_equal,
+    lone_symbol,
     substitute,
     symbols_of,
 )
@@ -134,21 +133,13 @@ class Facts:
 
     def _record_equality(self, a: Dim, b: Dim) -> None:
         for left, right in ((a, b), (b, a)):
-            name = _single_symbol(left)
+            name = lone_symbol(left)
             if name is not None and name not in symbols_of(right):
                 self.equalities = {
                     k: substitute(v, {name: right}) for k, v in self.equalities.items()
                 }
                 self.equalities[name] = right
                 return
-
-
-def _single_symbol(dim: Dim) -> str | None:
-    if isinstance(dim, DimExpr) and len(dim.terms) == 1:
-        monomial, coefficient = dim.terms[0]
-        if coefficient == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0].name
-    return None
 
 
 _CURRENT: ContextVar[Facts | None] = ContextVar("rlx_facts", default=None)

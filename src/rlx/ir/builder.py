@@ -153,6 +153,14 @@ class Rewriter:
             self.replace_value(old, new)
         self.erase(node)
 
+    def move(self, node: Node, before: Node | None) -> None:
+        """Put a node before another one of its block, or at the end; the caller sees to operands and readers."""
+        block = node.block
+        assert block is not None
+        block.unlink(node)
+        block.insert(node, before)
+        self.changed = True
+
     def erase(self, node: Node) -> None:
         """Remove a node that nothing reads."""
         assert node.block is not None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from rlx.base.dims import Dim, DimExpr, substitute
 from rlx.base.facts import Facts
 from rlx.base.types import TensorType
-from rlx.ir.graph import Block, Graph, Node, Param, State, Value
+from rlx.ir.graph import Block, Graph, Node, Param, Value
 from rlx.ir.op import Op
 
 __all__ = ["bind_dims", "clone_graph"]
@@ -57,8 +57,11 @@ def clone_graph(graph: Graph, env: Mapping[str, Dim] | None = None) -> Graph:
             name, param.data, _bound_type(param.value.type, env), param.identity
         )
         copy.params[name] = Param(values[param.value], param.data, param.identity)
-    copy_block(graph.block, copy.block, values, env)
-    copy.states = [State(s.name, values[s.value], s.init, values[s.next]) for s in graph.states]
+    for state in graph.states:
+        type_ = _bound_type(state.value.type, env)
+        values[state.value] = copy.add_state(state.name, type_, state.init).value
+        values[state.value].name = state.value.name
+    copy_block(graph.block, copy.block, values, env)  # its results are outputs and next values
     return copy
 
 

@@ -18,7 +18,7 @@ from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.op import Op
 
-__all__ = ["Block", "Graph", "Node", "Param", "Value"]
+__all__ = ["Block", "Graph", "Node", "Param", "State", "Value"]
 
 
 class Value:
@@ -177,19 +177,44 @@ class Param:
     """Stable identity of the data across processes (file stamp and offset), or empty."""
 
 
-@dataclass
 class State:
-    """A value that persists between runs: `next` becomes `value` when a run ends well."""
+    """A value that persists between runs: `next` becomes `value` when a run ends well.
 
-    name: str
-    value: Value
-    init: Array
-    next: Value
+    Attributes:
+        name: what callers know it by.
+        value: the leaf that holds it during a run.
+        init: what it is at first; of its dtype, broadcast to its shape.
+    """
+
+    __slots__ = ("_graph", "_index", "init", "name", "value")
+
+    def __init__(self, graph: Graph, name: str, value: Value, init: Array) -> None:
+        self.name = name
+        self.value = value
+        self.init = init
+        self._graph = graph
+        self._index = len(graph.states)
+
+    @property
+    def next(self) -> Value:
+        """The value that takes its place; a result of the graph's block like an output."""
+        return self._graph.block.results[len(self._graph.output_names) + self._index]
+
+    @next.setter  # noqa: A003  (the builtin is not used here)
+    def next(self, value: Value) -> None:
+        self._graph.block.results[len(self._graph.output_names) + self._index] = value
+
+    def __repr__(self) -> str:
+        return f"<State {self.name}: {self.value.type}>"
 
 
 @dataclass
 class Graph:
-    """A whole program. `block.parameters` are the inputs in order, `block.results` the outputs."""
+    """A whole program.
+
+    `block.parameters` are the inputs in order. `block.results` are the outputs, then the next value of every state: so
+    whoever keeps the results of a block right keeps states right.
+    """
 
     name: str = "graph"
     block: Block = field(default_factory=Block)
@@ -206,7 +231,7 @@ class Graph:
     @property
     def outputs(self) -> list[Value]:
         """The output values, in the order of `output_names`."""
-        return self.block.results
+        return self.block.results[: len(self.output_names)]
 
     def add_input(self, name: str, type_: TensorType) -> Value:
         """Append an input."""
@@ -220,9 +245,21 @@ class Graph:
         self.params[name] = Param(value, data, identity)
         return value
 
+    def add_state(self, name: str, type_: TensorType, init: Array) -> State:
+        """Add a state, which stays as it is until its `next` is set."""
+        return self.make_state(name, Value(type_, None, len(self.states), name, self.block), init)
+
+    def make_state(self, name: str, value: Value, init: Array) -> State:
+        """Make a leaf of the graph, which is not an input any more, a state."""
+        state = State(self, name, value, init)
+        self.states.append(state)
+        self.block.results = [*self.block.results, value]
+        return state
+
     def set_outputs(self, outputs: dict[str, Value]) -> None:
         """Declare the outputs by name, replacing earlier ones."""
-        self.block.results = list(outputs.values())
+        following = self.block.results[len(self.output_names) :]
+        self.block.results = [*outputs.values(), *following]
         self.output_names = list(outputs)
 
     def param_values(self) -> set[Value]:

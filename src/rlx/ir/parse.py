@@ -23,7 +23,7 @@ from rlx.base.facts import Guard
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Block, Graph, Node, State, Value
+from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ir.op import Op, lookup_op, registered_ops
 from rlx.ir.text import array_from_numbers, registered_forms
 
@@ -373,9 +373,9 @@ class _Parser:
                 "the initial value of a state was left out of this text, so it cannot be parsed",
                 token,
             )
-        value = Value(type_, None, len(self.result.states), value_name, self.result.block)
+        value = self.result.add_state(name, type_, init).value
+        value.name = value_name
         scope[token.text] = value
-        self.result.states.append(State(name, value, init, value))
 
     def next_line(self, scope: dict[str, Value]) -> None:
         del scope  # the value may be defined further down

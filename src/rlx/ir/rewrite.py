@@ -58,7 +58,7 @@ def rule(*ops: str) -> Callable[[Callable[[Node, Builder], Match]], Rule]:
 
 
 class GraphRewriter(Rewriter):
-    """A `Rewriter` of a whole graph: keeps block results and states right, and knows what is live.
+    """A `Rewriter` of a whole graph: keeps the results of all blocks right, and knows what is live.
 
     Args:
         graph: all of its blocks may be changed through this object, and only through it while it is
@@ -68,7 +68,7 @@ class GraphRewriter(Rewriter):
     def __init__(self, graph: Graph) -> None:
         super().__init__(graph.facts)
         self.graph = graph
-        self._roots: Counter[Value] = Counter(s.next for s in graph.states)
+        self._roots: Counter[Value] = Counter()
         self._owners: dict[Value, dict[Block, None]] = {}
         self.enter(graph.block)
 
@@ -82,7 +82,7 @@ class GraphRewriter(Rewriter):
                 self.enter(region)
 
     def is_root(self, value: Value) -> bool:
-        """Return whether a block returns the value or a state takes it."""
+        """Return whether a block returns the value (of the graph's: as an output or to a state)."""
         return value in self._roots
 
     def is_dead(self, node: Node) -> bool:
@@ -90,7 +90,7 @@ class GraphRewriter(Rewriter):
         return not any(r.uses or r in self._roots for r in node.results)
 
     def replace_value(self, old: Value, new: Value, *, roots: Iterable[Block] = ()) -> None:
-        """Make every reader of `old`, block results and states read `new`."""
+        """Make every reader of `old` and all block results read `new`."""
         del roots  # every block of the graph is known
         if old is new:
             return
@@ -103,9 +103,6 @@ class GraphRewriter(Rewriter):
             for block in self._owners.pop(old, {}):
                 block.results = [new if r is old else r for r in block.results]
                 self._owners.setdefault(new, {})[block] = None
-            for state in self.graph.states:
-                if state.next is old:
-                    state.next = new
         self.changed = True
 
 

@@ -363,7 +363,7 @@ class _Printer:
         for node in block:
             yield from self._node(node, indent)
         if block is self.graph.block:
-            named = zip(block.results, self.graph.output_names, strict=True)
+            named = zip(self.graph.outputs, self.graph.output_names, strict=True)
             shown = [f"{self.ids[v]} as {json.dumps(n)}" for v, n in named]
         else:
             shown = [self.ids[v] for v in block.results]

@@ -33,19 +33,33 @@ def verify(graph: Graph) -> None:
         verifier = _Verifier(check)
         for value, what in leaves.items():
             verifier.leaf(value, graph.block, what)
-        defined = verifier.block(graph.block, set(leaves), "the graph")
-    if len(graph.output_names) != len(graph.outputs):
-        raise PassError(f"{len(graph.outputs)} outputs have {len(graph.output_names)} names")
+        verifier.block(graph.block, set(leaves), "the graph")
+    results = len(graph.block.results) - len(graph.states)
+    if len(graph.output_names) != results:
+        raise PassError(f"{results} outputs have {len(graph.output_names)} names")
     if len(set(graph.output_names)) != len(graph.output_names):
         raise PassError(f"output names {graph.output_names} are not unique")
-    for state in graph.states:
-        if state.next not in defined:
-            raise PassError(f"the next value of state {state.name!r} is not defined in the graph")
-        if state.next.type != state.value.type:
-            raise PassError(
-                f"state {state.name!r} is {state.value.type}, its next value {state.next.type}"
-            )
+    _check_states(graph, verifier)
     verifier.finish((*leaves, *_values(graph.block)))
+
+
+def _check_states(graph: Graph, verifier: _Verifier) -> None:
+    names = [s.name for s in graph.states]
+    if len(set(names)) != len(names):
+        raise PassError(f"state names {names} are not unique")
+    for state in graph.states:
+        kind = state.value.type
+        if not verifier.same(state.next.type, kind):
+            raise PassError(f"state {state.name!r} is {kind}, its next value {state.next.type}")
+        shape = (*[1] * (kind.rank - state.init.ndim), *state.init.shape)
+        fits = len(shape) == kind.rank and all(
+            a in (1, b) for a, b in zip(shape, kind.shape, strict=True)
+        )
+        if state.init.dtype != kind.dtype.numpy or not fits:
+            found = f"{state.init.dtype}{list(state.init.shape)}"
+            raise PassError(
+                f"state {state.name!r} is {kind}, its initial value {found} does not broadcast to it"
+            )
 
 
 def _said(node: Node) -> str:

@@ -31,6 +31,7 @@ __all__ = [
     "Slot",
     "SlotArg",
     "SlotKind",
+    "StateSlots",
     "Thunk",
     "ThunkKind",
     "ValueInfo",
@@ -95,6 +96,26 @@ class ValueInfo:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class StateSlots:
+    """The slots that share the memory of a state.
+
+    Attributes:
+        name: of the state.
+        shape: its extents.
+        slot: holds its value when a run begins.
+        following: holds its next value when a run ends: `slot` itself (the value was copied there, or did not
+            change), or the last of the aliases.
+        aliases: further slots of the same bytes, written when nobody reads the old value any more.
+    """
+
+    name: str
+    shape: Shape
+    slot: int
+    following: int
+    aliases: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +187,8 @@ class Thunk:
         inplace: pairs (operand slot, result slot) the kernel allows to be the same bytes.
         scratch: bytes each participant needs beside the slots.
         may_fail: the kernel may record an error.
+        copies: it does nothing but copy the operand of `inplace` to the result: where they are the same bytes there
+            is nothing to do. Known while a program is scheduled.
         target: index of the thunk to continue at, for jumps.
         immediate: for SET_DIM and ADD_DIM.
     """
@@ -179,6 +202,7 @@ class Thunk:
     inplace: tuple[tuple[int, int], ...] = ()
     scratch: Dim = 0
     may_fail: bool = False
+    copies: bool = False
     target: int = -1
     immediate: int = 0
 
@@ -201,11 +225,12 @@ class Thunk:
 
 @dataclass
 class Program:
-    """Thunks in order, the slots they use, and which slots belong to inputs, outputs and weights.
+    """Thunks in order, the slots they use, and which slots belong to inputs, outputs, weights and states.
 
     Attributes:
         loops: (first, last) thunk of every loop body, innermost after outermost.
         values: the values of the graph that have slots.
+        states: the slots of what persists between runs.
     """
 
     name: str
@@ -217,3 +242,10 @@ class Program:
     weights: dict[int, Weight] = field(default_factory=dict[int, Weight])
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     values: list[ValueInfo] = field(default_factory=list[ValueInfo])
+    states: list[StateSlots] = field(default_factory=list[StateSlots])
+
+    def root(self, slot: int) -> int:
+        """Return the slot whose bytes a view points into (the slot itself if it is no view)."""
+        while (root := self.slots[slot].root) is not None:
+            slot = root
+        return slot

@@ -23,6 +23,7 @@ from rlx.kernel.program import (
     Slot,
     SlotArg,
     SlotKind,
+    StateSlots,
     Thunk,
     ThunkKind,
     ValueInfo,
@@ -133,6 +134,10 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
         "weights": weights,
         "constants": [slot for slot, w in program.weights.items() if w.data is not None],
         "loops": program.loops,
+        "states": [
+            [s.name, [dims(d) for d in s.shape], s.slot, s.following, s.aliases]
+            for s in program.states
+        ],
         "guards": [[dims(g.left), g.relation, dims(g.right), g.reason] for g in facts.guards],
         "equalities": {name: dims(d) for name, d in facts.equalities.items()},
     }
@@ -169,6 +174,10 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
             ValueInfo(slot, DType.of(dtype), tuple([dims(d) for d in shape]), name)
             for slot, dtype, shape, name in data["values"]
         ],
+        states=[
+            StateSlots(name, tuple([dims(d) for d in shape]), slot, following, tuple(aliases))
+            for name, shape, slot, following, aliases in data["states"]
+        ],
     )
     _check_indices(program)
     return program
@@ -202,8 +211,8 @@ def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader)
         _pairs(inplace),
         dims(scratch),
         bool(may_fail),
-        target,
-        immediate,
+        target=target,
+        immediate=immediate,
     )
 
 
@@ -222,6 +231,7 @@ def _check_indices(program: Program) -> None:
     named += [v.slot for v in program.values]
     named += [*program.inputs, *program.outputs, *program.weights]
     named += [s.root for s in program.slots if s.root is not None]
+    named += [i for s in program.states for i in (s.slot, s.following, *s.aliases)]
     if any(not 0 <= slot < slots for slot in named):
         raise IndexError("a slot of the program does not exist")
     if any(not -1 <= t.target <= thunks for t in program.thunks):

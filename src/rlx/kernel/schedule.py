@@ -7,8 +7,9 @@ views with a run-time offset, and where results are written so that copies are r
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,15 +29,19 @@ from rlx.kernel.program import (
     Slot,
     SlotArg,
     SlotKind,
+    StateSlots,
     Thunk,
     ThunkKind,
     ValueInfo,
     Weight,
 )
+from rlx.kernel.states import place_in_states, refuse_copy
 from rlx.ops.control import If, Loop, Scan
+from rlx.ops.indexing import ScatterElements, ScatterND
 from rlx.ops.leaf import Constant, DimTensor
 from rlx.ops.movement import Slice
 from rlx.ops.region import Region
+from rlx.ops.state import WriteRows
 
 __all__ = ["Lowerer", "LoweringContext", "schedule"]
 
@@ -102,6 +107,7 @@ class LoweringContext:
         inplace: Sequence[tuple[int, int]] = (),
         scratch: Dim = 0,
         may_fail: bool = False,
+        copies: bool = False,
     ) -> None:
         """Append a CALL of `kernel` over `chunks` independent chunks. See `Thunk` for the arguments."""
         self.append(
@@ -113,6 +119,7 @@ class LoweringContext:
                 inplace=tuple(inplace),
                 scratch=scratch,
                 may_fail=may_fail,
+                copies=copies,
             )
         )
 
@@ -137,11 +144,12 @@ class LoweringContext:
     def append(self, thunk: Thunk) -> Thunk:
         """Append a thunk, remembering the node that is being lowered."""
         if self.node is not None:
-            thunk.node = self._info(self.node)
+            thunk.node = self.info(self.node)
         self.program.thunks.append(thunk)
         return thunk
 
-    def _info(self, node: Node) -> NodeInfo:
+    def info(self, node: Node) -> NodeInfo:
+        """Return what errors say about a node."""
         found = self._infos.get(node)
         if found is None:
             operands = ", ".join(self._text(o.type) for o in node.operands if o is not None)
@@ -181,6 +189,10 @@ def schedule(graph: Graph, lowerer: Lowerer) -> Program:
     """Return the program of a graph whose nodes the lowerer runs."""
     program = Program(graph.name, graph.facts)
     ctx = LoweringContext(program)
+    for state in graph.states:
+        slot = ctx.new_slot(SlotKind.STATE, state.value.type.nbytes)
+        ctx.assign(state.value, slot)
+        program.states.append(StateSlots(state.name, state.value.type.shape, slot, slot))
     for value in graph.inputs:
         ctx.assign(value, ctx.new_slot(SlotKind.INPUT, value.type.nbytes))
         program.inputs.append(ctx.slot(value))
@@ -191,7 +203,7 @@ def schedule(graph: Graph, lowerer: Lowerer) -> Program:
     walker = _Walker(ctx, lowerer)
     targets = [ctx.new_slot(SlotKind.OUTPUT, v.type.nbytes) for v in graph.outputs]
     program.outputs = targets
-    walker.run(graph.block, targets)
+    walker.run_graph(graph, targets)
     ctx.describe_values(graph)
     return program
 
@@ -203,18 +215,52 @@ class _Walker:
 
     def run(self, block: Block, targets: Sequence[int]) -> None:
         """Lower a block so that its results end in the target slots."""
-        pending = self._place_results(block, targets)
+        pending = self._place_results(block, block.results, targets)
+        self._nodes(block)
+        self._copy_results(pending)
+
+    def run_graph(self, graph: Graph, targets: Sequence[int]) -> None:
+        """Lower a graph so that its outputs end in the target slots and next values in those of their states."""
+        ctx, program, block = self.ctx, self.ctx.program, graph.block
+        following = [s.next for s in graph.states]
+        written = {root for v in following if _writes_in_place(root := _alias_root(v))}
+        pending = self._place_results(block, graph.outputs, targets, written)
+        self._nodes(block)
+        late = [ctx.slot(v) for v, _ in pending]
+        placed = place_in_states(program, [ctx.slot(v) for v in following], late)
+        for index, (slots, value) in enumerate(zip(program.states, following, strict=True)):
+            if index in placed:
+                aliases = placed[index]
+                program.states[index] = replace(slots, following=aliases[-1], aliases=aliases)
+            else:
+                pending.append((value, slots.slot))
+        for node in block.walk():
+            if isinstance(node.op, WriteRows) and not node.op.copy:
+                source = node.operands[0]
+                assert source is not None
+                refuse_copy(program, ctx.slot(source), ctx.slot(node.result), ctx.info(node), late)
+        self._copy_results(pending)
+
+    def _nodes(self, block: Block) -> None:
         for node in block:
             self.ctx.node = node
             self._node(node)
         self.ctx.node = None
-        self._copy_results(pending)
 
-    def _place_results(self, block: Block, targets: Sequence[int]) -> list[tuple[Value, int]]:
-        """Let producers write straight into the targets; return the (value, target) pairs that need a copy."""
+    def _place_results(
+        self,
+        block: Block,
+        results: Sequence[Value],
+        targets: Sequence[int],
+        elsewhere: Collection[Value] = (),
+    ) -> list[tuple[Value, int]]:
+        """Let producers write straight into the targets; return the (value, target) pairs that need a copy.
+
+        Values that are to be written `elsewhere` are copied.
+        """
         pending: list[tuple[Value, int]] = []
-        placed: set[Value] = set()
-        for value, target in zip(block.results, targets, strict=True):
+        placed = set(elsewhere)
+        for value, target in zip(results, targets, strict=True):
             root = _alias_root(value)
             owned = root.producer is not None and root.producer.block is block
             if (
@@ -231,17 +277,18 @@ class _Walker:
 
     def _copy_results(self, pending: list[tuple[Value, int]]) -> None:
         ctx = self.ctx
-        targets = {target for _, target in pending}
+        overwritten: set[int] = set()
         moves: list[tuple[int, int, Dim]] = []
         for value, target in pending:
             source, nbytes = ctx.slot(value), value.type.nbytes
             if source == target:
                 continue
-            if source in targets:  # another result overwrites it: save it first
+            if ctx.program.root(source) in overwritten:  # by an earlier move: save it first
                 saved = ctx.temporary(nbytes)
                 self.lowerer.copy(ctx, source, saved, nbytes)
                 source = saved
             moves.append((source, target, nbytes))
+            overwritten.add(target)
         for source, target, nbytes in moves:
             self.lowerer.copy(ctx, source, target, nbytes)
 
@@ -422,6 +469,12 @@ def _alias_root(value: Value) -> Value:
         assert source is not None
         value = source
     return value
+
+
+def _writes_in_place(value: Value) -> bool:
+    """Return whether the value is an operand of its operator with some elements replaced."""
+    producer = value.producer
+    return producer is not None and isinstance(producer.op, WriteRows | ScatterElements | ScatterND)
 
 
 def _is_view(value: Value) -> bool:

@@ -26,9 +26,21 @@ class _Replay:
     def __init__(self, program: Program, plan: Plan) -> None:
         self.program = program
         self.plan = plan
-        self.neighbours = self._find_overlaps()
+        self.neighbours = self._find_overlaps() | self._share_states()
         self.overwritten: dict[int, int] = {}  # slot -> thunk that destroyed it
-        self.written: set[int] = set()
+        self.written = {state.slot for state in program.states}
+
+    def _share_states(self) -> dict[int, list[int]]:
+        """Return for every slot of a state the others: all of them are the same bytes."""
+        out: dict[int, list[int]] = {}
+        for state in self.program.states:
+            group = [state.slot, *state.aliases]
+            if any(self.program.slots[s].kind is not SlotKind.STATE or s in out for s in group):
+                raise PassError(
+                    f"memory plan: the slots {group} are not those of state {state.name!r}"
+                )
+            out.update({slot: [s for s in group if s != slot] for slot in group})
+        return out
 
     def _find_overlaps(self) -> dict[int, list[int]]:
         placed = sorted((offset, slot) for slot, offset in self.plan.offsets.items())
@@ -70,6 +82,13 @@ class _Replay:
                 self.written.add(slot)
                 for other in self.neighbours[slot]:
                     self.overwritten[other] = position
+        for state in self.program.states:
+            lost = self.overwritten.get(state.following)
+            if state.following not in self.written or lost is not None:
+                by = f", thunk {lost} has overwritten it" if lost is not None else ""
+                raise PassError(
+                    f"memory plan: state {state.name!r} does not hold its next value at the end{by}"
+                )
 
     def _root(self, slot: int) -> int:
         while self.program.slots[slot].kind is SlotKind.VIEW:
@@ -102,7 +121,8 @@ class _Replay:
                     )
             for operand in reads:
                 if operand in self.neighbours[result]:
-                    same = self.plan.offsets[operand] == self.plan.offsets[result]
+                    offsets = self.plan.offsets  # slots of a state have none, and are all the same
+                    same = offsets.get(operand) == offsets.get(result)
                     if (operand, result) not in allowed or not same:
                         raise PassError(
                             f"memory plan: thunk {position} of {thunk.node} writes slot {result} over its "

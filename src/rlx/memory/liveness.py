@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlx.kernel.program import Program, SlotArg, SlotKind
 
-__all__ = ["Interval", "live_intervals", "root_of"]
+__all__ = ["Interval", "live_intervals"]
 
 
 @dataclass(slots=True)
@@ -16,13 +16,6 @@ class Interval:
 
     first: int
     last: int
-
-
-def root_of(program: Program, slot: int) -> int:
-    """Return the slot whose bytes a view points into (the slot itself if it is no view)."""
-    while (root := program.slots[slot].root) is not None:
-        slot = root
-    return slot
 
 
 def live_intervals(program: Program) -> dict[int, Interval]:
@@ -35,7 +28,7 @@ def live_intervals(program: Program) -> dict[int, Interval]:
     for position, thunk in enumerate(program.thunks):
         for arg in thunk.args:
             if isinstance(arg, SlotArg):
-                root = root_of(program, arg.slot)
+                root = program.root(arg.slot)
                 if program.slots[root].kind is SlotKind.ARENA:
                     times = touches.setdefault(root, [])
                     if not times or times[-1] != position:

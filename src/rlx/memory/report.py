@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlx.kernel.program import NodeInfo, Program, SlotKind
-from rlx.memory.liveness import root_of
 from rlx.memory.plan import Plan
 
 __all__ = ["Placement", "Share", "placements", "shares"]
@@ -64,7 +63,7 @@ def placements(program: Program, plan: Plan, weights: Mapping[int, int]) -> list
     for thunk in program.thunks:
         for slot in thunk.writes():
             if thunk.node is not None:
-                makers.setdefault(root_of(program, slot), thunk.node)
+                makers.setdefault(program.root(slot), thunk.node)
     found: list[Placement] = []
     for slot, offset in plan.offsets.items():
         value, node, live = values.get(slot), makers.get(slot), plan.intervals[slot]

@@ -238,6 +238,10 @@ from rlx.ops.signal import (
 from rlx.ops.spec import (
     building,
 )
+from rlx.ops.state import (
+    WriteRows,
+    write_rows,
+)
 
 __all__ = [
     "DFT",
@@ -295,6 +299,7 @@ __all__ = [
     "Transpose",
     "Trilu",
     "WithEpilogue",
+    "WriteRows",
     "abs",
     "acos",
     "acosh",
@@ -430,6 +435,7 @@ __all__ = [
     "trunc",
     "unsqueeze",
     "where",
+    "write_rows",
 ]
 
 GROUPS = (
@@ -440,6 +446,7 @@ GROUPS = (
     "reduce",
     "norm",
     "indexing",
+    "state",
     "matmul",
     "conv",
     "pool",

@@ -12,15 +12,15 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from rlx.base import numeric
-from rlx.base.dims import Dim, DimExpr, Symbol
 from rlx.base.dims import evaluate as evaluate_dim
+from rlx.base.dims import lone_symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import ExecutionError, OutOfMemoryError, PassError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.builder import infer_types
 from rlx.ir.clone import bind_dims
-from rlx.ir.graph import Block, Graph, Node, Value
+from rlx.ir.graph import Block, Graph, Node, State, Value
 from rlx.ir.op import Op
 
 __all__ = ["Observer", "evaluate", "run_op"]
@@ -36,6 +36,7 @@ def evaluate(
     *,
     exact: bool = False,
     observe: Observer | None = None,
+    states: dict[str, Array] | None = None,
 ) -> dict[str, Array]:
     """Return the outputs of a graph by name.
 
@@ -48,6 +49,8 @@ def evaluate(
         params: data of params; the default is what the graph holds.
         exact: widen all floats to f64 inside each operator.
         observe: called after every node.
+        states: value of states by name, those they had after the last run; others begin with their initial value.
+            Holds the next values once this run has ended well.
 
     Raises:
         UsageError: an input is missing or does not fit its type, or a guard of the graph does not
@@ -57,7 +60,8 @@ def evaluate(
         PassError: an operator's result is not of the type its rule gave.
     """
     given = {**(params or {}), **inputs}
-    env = _bind_symbols(graph, given)
+    kept = {} if states is None else states
+    env = _bind_symbols(graph, given, kept)
     values: dict[Value, Array] = {}
     for value in graph.inputs:
         values[value] = _argument(given, value, "input", env)
@@ -67,12 +71,14 @@ def evaluate(
             raise UsageError(f"param {name!r} has no data")
         values[param.value] = _checked(np.asarray(data), param.value, f"param {name!r}", env)
     for state in graph.states:
-        values[state.value] = np.asarray(given.get(state.name, state.init))
+        values[state.value] = _state(state, kept, env)
     for guard in graph.facts.guards:
         _check_guard(guard, env)
     runner = _Runner(env, exact, observe)
     results = runner.block(graph.block, values)
-    return dict(zip(graph.output_names, results, strict=True))
+    count = len(graph.output_names)
+    kept.update(zip((s.name for s in graph.states), results[count:], strict=True))
+    return dict(zip(graph.output_names, results[:count], strict=True))
 
 
 def run_op(
@@ -93,29 +99,31 @@ def run_op(
 # ---------------------------------------------------------------------------------------
 
 
-def _bind_symbols(graph: Graph, given: Mapping[str, Array]) -> dict[str, int]:
-    """Return the value of every symbol that stands alone as an extent of an input."""
+def _bind_symbols(
+    graph: Graph, given: Mapping[str, Array], states: Mapping[str, Array]
+) -> dict[str, int]:
+    """Return the value of every symbol that stands alone as an extent of an input or of a state that has a value."""
     env: dict[str, int] = {}
-    for value in graph.inputs:
-        array = given.get(value.name)
+    leaves = [(v, given.get(v.name)) for v in graph.inputs]
+    leaves += [(s.value, states.get(s.name)) for s in graph.states]
+    for value, array in leaves:
         if array is None:
             continue
         for axis, (dim, extent) in enumerate(zip(value.type.shape, np.shape(array), strict=False)):
-            name = _symbol_name(dim)
+            name = lone_symbol(dim)
             if name is not None and env.setdefault(name, extent) != extent:
                 raise UsageError(
-                    f"axis {axis} of input {value.name!r} is {extent}, "
-                    f"but {name} is {env[name]} in another input"
+                    f"axis {axis} of {value.name!r} is {extent}, "
+                    f"but {name} is {env[name]} in another input or state"
                 )
     return env
 
 
-def _symbol_name(dim: Dim) -> str | None:
-    if isinstance(dim, DimExpr) and len(dim.terms) == 1:
-        monomial, factor = dim.terms[0]
-        if factor == 1 and len(monomial) == 1 and isinstance(monomial[0], Symbol):
-            return monomial[0].name
-    return None
+def _state(state: State, states: Mapping[str, Array], env: Mapping[str, int]) -> Array:
+    what = f"state {state.name!r}"
+    if state.name in states:
+        return _checked(np.asarray(states[state.name]), state.value, what, env)
+    return np.broadcast_to(state.init, _extents(state.value.type, env, what))
 
 
 def _argument(given: Mapping[str, Array], value: Value, kind: str, env: Mapping[str, int]) -> Array:

@@ -21,6 +21,7 @@ from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
 from rlx.passes.precision import ApplyPrecision
 from rlx.passes.qmatmul import RecognizeQuantizedMatMul
+from rlx.passes.states import LateStateWrites
 
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
 
@@ -79,6 +80,9 @@ _FUSE = (
 )
 
 
+_ORDER = (Entry(LateStateWrites(), "the last order of nodes decides what can be done in place"),)
+
+
 def _precision(policy: PrecisionPolicy) -> tuple[Entry, ...]:
     if not policy.narrows:
         return ()
@@ -102,8 +106,8 @@ def default_pipeline(claims: Claims, precision: PrecisionPolicy = FULL) -> Pipel
     narrowed = _precision(precision)
     if not claims.ops:
         once = Entry(Hoist(), "what follows from weights alone runs once per version")
-        return Pipeline((*_CLEAN, once, *narrowed))
-    return Pipeline((*_CLEAN, *_RECOGNISE, *_HOIST, *narrowed, *_LOWER, *_LAYOUT, *_FUSE))
+        return Pipeline((*_CLEAN, once, *narrowed, *_ORDER))
+    return Pipeline((*_CLEAN, *_RECOGNISE, *_HOIST, *narrowed, *_LOWER, *_LAYOUT, *_FUSE, *_ORDER))
 
 
 PASSES: dict[str, type[Any]] = {
@@ -121,6 +125,7 @@ PASSES: dict[str, type[Any]] = {
         FuseEpilogues,
         FuseRegions,
         Hoist,
+        LateStateWrites,
         LiftParamWork,
         RecognizeAttention,
         RecognizeQuantizedMatMul,

@@ -39,12 +39,14 @@ from rlx.runtime.outputs import Bound, Discarded, Request
 from rlx.runtime.params import BoundWeights, Params
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 from rlx.runtime.rng import RunKeys
+from rlx.runtime.state import DeclaredState, States, states_of
 from rlx.runtime.weight_plan import Default
 from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.runtime.derive import Choose
+    from rlx.runtime.profile import Profile
     from rlx.runtime.report import ModelReport
 
 __all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "graph_source"]
@@ -70,6 +72,7 @@ class Source:
         params: its weights, if they are at hand; handed over to the executable.
         read_params: reads them from the model.
         recipe: gives what makes an equal executable in another process, as `object.__reduce__` does.
+        states: what persists between runs.
     """
 
     name: str
@@ -82,6 +85,7 @@ class Source:
     params: dict[str, Default] = field(default_factory=dict[str, Default])
     read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
     recipe: Recipe | None = None
+    states: Sequence[DeclaredState] = ()
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
@@ -104,7 +108,9 @@ def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Sourc
         return copied
 
     inputs = [(v.name, v.type.dtype, v.type.shape) for v in graph.inputs if v.name != RNG_INPUT]
-    return Source(graph.name, inputs, build, dict(uppers or {}), params=params)
+    return Source(
+        graph.name, inputs, build, dict(uppers or {}), params=params, states=states_of(graph)
+    )
 
 
 def defaults_of(graph: Graph) -> dict[str, Default]:
@@ -180,6 +186,7 @@ class Executable(Weighted, Observable):
     Attributes:
         inputs: what `run` takes.
         outputs: what `run` gives, in order.
+        state: what persists between runs, by name.
     """
 
     def __init__(
@@ -209,6 +216,9 @@ class Executable(Weighted, Observable):
         self._running = self._closed = self._forked = False
         self._inputs = Inputs(source.name, source.inputs)
         self.inputs = self._inputs.specs
+        self.state = States(
+            source.name, source.states, backend, target, self._exclusive, self._bindings.clear
+        )
         self._outputs: list[TensorSpec] | None = None
         self._output_names: list[str] = []
         self._result_type: Any = None
@@ -267,23 +277,35 @@ class Executable(Weighted, Observable):
 
     def memory(self) -> MemoryReport:
         """Return the bytes weights, arena, scratch and state take at the current bounds."""
-        return self.program.compiled.memory()
+        report = self.program.compiled.memory()
+        held = self.state.nbytes
+        return report if held is None else replace(report, state=held)
 
     def _unbounded(self) -> list[str]:
         known = self._source.uppers
-        return sorted(n for n in self._inputs.symbols() if n not in known)
+        return sorted(n for n in self._inputs.symbols() | self.state.symbols() if n not in known)
 
-    def clone(self) -> Executable:
+    def clone(self, *, with_state: bool = True) -> Executable:
         """Return an executable of the same code and options that runs independently of this one.
 
         It has a lock and intermediate memory of its own, so the two run in parallel. Weights are shared until one of
         the two sets a param (see `share_weights_from`). Its next run has the random numbers of this one's next run.
+
+        Args:
+            with_state: whether its states begin with a copy of the values that they have here, or with the initial
+                ones.
+
+        Raises:
+            UsageError: a run failed, so that there are no values to copy.
         """
-        with self._lock:
-            self._check_usable()
-            return Executable(
+        with self._exclusive():
+            values = self.state.values_now() if with_state else None
+            twin = Executable(
                 self._source, self._backend, self._target, self._options, self.rng, like=self
             )
+        if values is not None:
+            twin.state.restore(values)
+        return twin
 
     def _become(self, other: Executable) -> None:
         """Take over the variants of another executable whose lock is held."""
@@ -422,11 +444,12 @@ class Executable(Weighted, Observable):
     def warmup(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Executable:
         """Compile (and run once on zeros) for these input shapes; with none, for the upper bounds.
 
-        The run does not count: random numbers are those of the same program without a warm-up.
+        The run does not count: random numbers and states are those of the same program without a warm-up.
         """
         self._settle()
         policy = self.rng
-        self._run(self._inputs.zeros(shapes or {}, self._source.uppers))
+        with self.state.untouched():
+            self._run(self._inputs.zeros(shapes or {}, self._source.uppers))
         self.rng = policy
         return self
 
@@ -486,6 +509,12 @@ class Executable(Weighted, Observable):
                 env,
                 lambda: self._source.build(env, {}),
             )
+
+    def profile(  # noqa: D102
+        self, inputs: Mapping[str, Any] | Sequence[Any], runs: int = 20, warmup: int = 3
+    ) -> Profile:
+        with self.state.untouched():  # measuring is no use
+            return super().profile(inputs, runs, warmup)
 
     def report(self) -> ModelReport:  # noqa: D102
         from rlx.runtime.report import ModelReport
@@ -548,6 +577,14 @@ class Executable(Weighted, Observable):
         key = tuple([a.shape for a in arrays])
         return self._bindings.get(key) or self._bind(key)
 
+    @contextmanager
+    def _exclusive(self) -> Generator[None]:
+        """Keep runs out; those that were enqueued before have ended."""
+        self._settle()
+        with self._lock:
+            self._check_usable()
+            yield
+
     def _check_usable(self) -> None:
         """Raise unless it may run now. The lock is held."""
         name = self._source.name
@@ -561,14 +598,15 @@ class Executable(Weighted, Observable):
             raise UsageError(f"{name} is closed")
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
-        env = self._inputs.environment(key)
+        env = self.state.extents(self._inputs.environment(key), self._source.uppers)
         variant = self._variant(env)
         declared = variant.program.signature.outputs
         outputs = [
             (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
         ]
         compiled = variant.program.compiled
-        plain = self._rng.feeding(compiled.run, variant.program.signature.rng)
+        fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
+        plain = self.state.running(compiled, fed)
         binding = _Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
@@ -724,6 +762,7 @@ class Executable(Weighted, Observable):
                     variant.program.compiled.close()
                 self._variants.clear()
                 self._weights.close()
+                self.state.close()
                 # The model, its mapped files and its graph are not needed any more; its name is, for messages.
                 self._source = Source(self._source.name, self._source.inputs, _nothing, {})
 

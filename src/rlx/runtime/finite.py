@@ -20,7 +20,6 @@ from rlx.base.dims import evaluate
 from rlx.base.errors import ExecutionError, UsageError
 from rlx.base.numeric import Array
 from rlx.kernel.program import NodeInfo, Program, SlotKind, ThunkKind, ValueInfo
-from rlx.memory.liveness import root_of
 
 __all__ = ["FiniteCheck", "Run", "checked_run"]
 
@@ -125,7 +124,7 @@ class FiniteCheck:
                 continue
             array = self._array(value)
             clean = self._is_clean(array)
-            root = root_of(self._program, slot)
+            root = self._program.root(slot)
             self._clean[root] = clean and (root == slot or self._clean.get(root, True))
             self._ranges[slot] = _range(array)
             if not clean and bad is None:
@@ -145,7 +144,7 @@ class FiniteCheck:
 
     def _slot_is_clean(self, slot: int) -> bool:
         """Return whether an operand had no such element; arrays of the caller and weights are looked at only now."""
-        root = root_of(self._program, slot)
+        root = self._program.root(slot)
         if root not in self._clean:
             value = self._types.get(root)
             outside = self._program.slots[root].kind in (SlotKind.INPUT, SlotKind.WEIGHT)
@@ -169,12 +168,12 @@ class FiniteCheck:
         value = next((v for v in self._program.values if v.slot == slot), None)
         if value is None:
             return "a buffer of its own"
-        outside = self._program.slots[root_of(self._program, slot)].kind in (
+        outside = self._program.slots[self._program.root(slot)].kind in (
             SlotKind.INPUT,
             SlotKind.WEIGHT,
         )
-        found = self._ranges.get(slot) or self._ranges.get(root_of(self._program, slot))
-        if found is None and outside and root_of(self._program, slot) == slot:
+        found = self._ranges.get(slot) or self._ranges.get(self._program.root(slot))
+        if found is None and outside and self._program.root(slot) == slot:
             found = _range(self._array(value))
         name = f"{value.name!r} " if value.name else ""
         return f"{name}{value} {found or ''}".rstrip()

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlx.base.allocation import allocate
 from rlx.base.diagnostics import did_you_mean
-from rlx.base.dims import Dim, evaluate, symbols_of
+from rlx.base.dims import Dim, evaluate, lone_symbol, symbols_of
 from rlx.base.dlpack import from_dlpack
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
@@ -202,8 +202,7 @@ class Inputs:
                         raise UsageError(
                             f"input {spec} got shape {list(shape)}; extent {dim} is fixed"
                         )
-                elif str(dim) in symbols_of(dim):
-                    name = str(dim)
+                elif (name := lone_symbol(dim)) is not None:
                     if env.setdefault(name, extent) != extent:
                         raise UsageError(
                             f"input {spec} got shape {list(shape)}, but {name} is {env[name]} in input {origin[name]!r}"

@@ -7,7 +7,7 @@ import pytest
 import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
 from rlx.base.errors import PassError
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Graph, Node, State
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import registered_ops
 from rlx.ir.parse import parse_graph
 from rlx.ir.rewrite import GraphRewriter, Match, Reject, apply_rules, rule
@@ -100,11 +100,12 @@ def test_extents_that_a_guard_makes_equal_are_the_same_type() -> None:
 def test_replacing_keeps_states_outputs_and_readers() -> None:
     graph = _chain(2)
     first, second = graph.block.nodes()
-    graph.states.append(State("s", graph.inputs[0], np.zeros(2, np.float32), first.result))
+    state = graph.add_state("s", first.result.type, np.zeros((), np.float32))
+    state.next = first.result
     graph.set_outputs({"y": second.result, "z": first.result})
     rewriter = GraphRewriter(graph)
     rewriter.replace_value(first.result, graph.inputs[0])
-    assert graph.states[0].next is graph.inputs[0]
+    assert state.next is graph.inputs[0]
     assert graph.outputs[1] is graph.inputs[0]
     assert rewriter.is_dead(first)
     assert not rewriter.is_dead(second)

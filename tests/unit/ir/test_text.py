@@ -15,7 +15,7 @@ from rlx.base.types import TensorType
 from rlx.expr.body import Scalar, trace
 from rlx.expr.index import AxisMap, IndexMap
 from rlx.ir.builder import Builder
-from rlx.ir.graph import Graph, State
+from rlx.ir.graph import Graph
 from rlx.ir.op import Op, registered_ops
 from rlx.ir.parse import parse_array, parse_graph
 from rlx.ir.text import content_hash, format_array, print_graph
@@ -120,10 +120,9 @@ def test_bodies_maps_nested_operators_and_literals_round_trip() -> None:
 def test_states_round_trip() -> None:
     graph = Graph("stateful")
     x = graph.add_input("x", TensorType(DType.F32, (2,)))
-    kv = graph.add_input("kv", TensorType(DType.F32, (2,)))
-    graph.block.parameters.remove(kv)
-    new = Builder(graph.block, graph.facts).emit_one(registered_ops()["add"](), x, kv)
-    graph.states.append(State("cache", kv, np.array([1.0, 2.0], np.float32), new))
+    cache = graph.add_state("cache", TensorType(DType.F32, (2,)), np.array([1, 2], np.float32))
+    new = Builder(graph.block, graph.facts).emit_one(registered_ops()["add"](), x, cache.value)
+    cache.next = new
     graph.set_outputs({"y": new})
     verify(graph)
     again = parse_graph(print_graph(graph))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.cpu.isa import Isa, host_isa
-from rlx.backends.protocol import CompiledGraph, CompileOptions, SavedGraph
+from rlx.backends.host import HostMemory
+from rlx.backends.protocol import CompiledGraph, CompileOptions, SavedGraph, StateMemory
 from rlx.base import config
 from rlx.base.dtypes import DType
 from rlx.base.errors import DeviceError
@@ -89,6 +90,13 @@ class CpuBackend:
         objects = compile_all(kernels.values(), isa, cache)
         report = [(name, how, count) for (name, how), count in sorted(lowerer.dispatch.items())]
         return CpuProgram(program, objects, isa, _threads(options), report, cache)
+
+    def state_memory(self, nbytes: int, target: Target) -> StateMemory:
+        """Return memory for a state, in huge pages where it fills them."""
+        del target
+        from rlx.backends.cpu.buffers import huge_bytes
+
+        return HostMemory(huge_bytes(nbytes))
 
     def fingerprint(self, target: Target) -> str:
         """Return the instruction set with its cache sizes, and the compiler's version."""

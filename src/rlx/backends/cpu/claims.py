@@ -10,8 +10,8 @@ __all__ = ["cpu_claims"]
 
 _OPS = frozenset(
     "constant dim_tensor region with_epilogue matmul conv conv_transpose pool resize attention gather gather_elements "
-    "gather_nd scatter_elements scatter_nd concat pad range cumsum top_k arg_reduce lstm gru rnn frame stft dft tile "
-    "if scan loop reshape slice rng_fold random_bits random_uniform random_normal".split()
+    "gather_nd scatter_elements scatter_nd write_rows concat pad range cumsum top_k arg_reduce lstm gru rnn frame stft "
+    "dft tile if scan loop reshape slice rng_fold random_bits random_uniform random_normal".split()
 )
 
 

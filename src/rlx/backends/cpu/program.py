@@ -20,7 +20,8 @@ from rlx.backends.cpu.jit import Library, ObjectCache
 from rlx.backends.cpu.thunks import Flag, Thunks, ThunkTable
 from rlx.backends.cpu.watch import Watch
 from rlx.backends.cpu.words import Failure
-from rlx.backends.protocol import MemoryReport, Span
+from rlx.backends.host import HostMemory
+from rlx.backends.protocol import MemoryReport, Span, StateMemory
 from rlx.base import config
 from rlx.base.allocation import out_of_memory
 from rlx.base.dims import evaluate
@@ -72,6 +73,8 @@ class CpuProgram:
         self._weights: dict[int, Array] = {
             s: w.data for s, w in program.weights.items() if w.data is not None
         }
+        self._states: dict[int, Array] = {}
+        self.states = {s.name: s.shape for s in program.states}
         self._names = {
             weight.name: slot for slot, weight in program.weights.items() if weight.data is None
         }
@@ -185,7 +188,7 @@ class CpuProgram:
         base = int(arena.ctypes.data)
         for slot, offset in plan.offsets.items():
             self._context.slots[slot] = base + offset
-        for slot, data in self._weights.items():
+        for slot, data in (*self._weights.items(), *self._states.items()):
             self._context.set_slot(slot, data)
 
     def clone(self) -> CpuProgram:
@@ -206,6 +209,14 @@ class CpuProgram:
         self._arena = aligned_bytes(_ALIGNMENT)
         self._context = self._make_context(self._context.thunks, 0)
 
+    def set_state(self, name: str, memory: StateMemory) -> None:
+        """Point the slots of a state at its bytes; see the protocol."""
+        assert isinstance(memory, HostMemory)
+        slots = next(s for s in self.program.states if s.name == name)
+        for slot in (slots.slot, *slots.aliases):
+            self._states[slot] = memory.data
+            self._context.set_slot(slot, memory.data)
+
     def memory(self) -> MemoryReport:
         """Return the bytes it needs at the planned bounds."""
         return MemoryReport(
@@ -213,6 +224,7 @@ class CpuProgram:
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
             scratch=self._plan.scratch * self.threads,
+            state=self._plan.state,
             tensors=placements(
                 self.program, self._plan, {s: w.nbytes for s, w in self._weights.items()}
             ),
@@ -325,5 +337,6 @@ class CpuProgram:
             self._closed = True
             self._library.close()
             self._weights.clear()
+            self._states.clear()
             self._arena = aligned_bytes(_ALIGNMENT)
             self._context = self._make_context(self._context.thunks, 0)

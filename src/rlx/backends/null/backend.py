@@ -7,7 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlx.backends.protocol import CompiledGraph, CompileOptions, MemoryReport
+import numpy as np
+
+from rlx.backends.host import HostMemory
+from rlx.backends.protocol import CompiledGraph, CompileOptions, MemoryReport, StateMemory
 from rlx.base.dims import Dim
 from rlx.base.errors import DeviceError
 from rlx.base.numeric import Array
@@ -17,6 +20,7 @@ from rlx.kernel.program import Program, SlotArg
 from rlx.kernel.schedule import LoweringContext, schedule
 from rlx.memory.plan import Plan, plan_memory
 from rlx.memory.report import placements
+from rlx.ops.state import WriteRows
 
 __all__ = ["NullBackend"]
 
@@ -29,7 +33,8 @@ class _Lowerer:
     def lower(self, node: Node, ctx: LoweringContext) -> None:
         args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
         results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]
-        ctx.launch(node.op.label, [*args, *results])
+        inplace = [(args[0].slot, results[0].slot)] if isinstance(node.op, WriteRows) else []
+        ctx.launch(node.op.label, [*args, *results], inplace=inplace)
 
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         del nbytes
@@ -43,6 +48,7 @@ class _Compiled:
         self.program = program
         self._plan = Plan()
         self._weights: dict[str, int] = {}
+        self.states = {s.name: s.shape for s in program.states}
         counts = Counter(str(t.kernel) for t in program.thunks if t.kernel is not None)
         self.dispatch: Sequence[tuple[str, str, int]] = [
             (n, "kernel", c) for n, c in sorted(counts.items())
@@ -50,6 +56,9 @@ class _Compiled:
 
     def set_weight(self, name: str, data: Array) -> None:
         self._weights[name] = data.nbytes
+
+    def set_state(self, name: str, memory: StateMemory) -> None:
+        """Nothing runs, so nothing is read."""
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         self._plan = plan_memory(self.program, uppers)
@@ -65,6 +74,7 @@ class _Compiled:
             weights=sum(self._weights.values()),
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
+            state=self._plan.state,
             tensors=placements(
                 self.program,
                 self._plan,
@@ -106,6 +116,11 @@ class NullBackend:
         del target, options
         with graph.facts.active():
             return _Compiled(schedule(graph, _Lowerer()))
+
+    def state_memory(self, nbytes: int, target: Target) -> StateMemory:
+        """Return memory of the host."""
+        del target
+        return HostMemory(np.zeros(nbytes, np.uint8))
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return nothing: there is no device."""

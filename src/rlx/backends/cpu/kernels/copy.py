@@ -26,12 +26,18 @@ def _copy_kernel(isa: Isa) -> Emitted:
         start = k.begin * _CHUNK
         count = k.smin(k.end * _CHUNK, size) - start
         # Chunks of one participant are neighbours, so its whole range is one copy.
-        with k.if_(count > 0):
+        with k.if_((count > 0) & k.to_address(source).ne(k.to_address(target))):
             k.memcpy(k.offset(target, start), k.offset(source, start), count)
     return finish(module)
 
 
-def copy_bytes(ctx: LoweringContext, isa: Isa, source: int, target: int, nbytes: Dim) -> None:
-    """Emit a copy of `nbytes` bytes from one slot to another; they do not overlap."""
+def copy_bytes(
+    ctx: LoweringContext, isa: Isa, source: int, target: int, nbytes: Dim, *, inplace: bool = False
+) -> None:
+    """Emit a copy of `nbytes` bytes from one slot to another; they do not overlap.
+
+    With `inplace` the plan may put the target where the source lies, if nobody else reads that; then nothing moves.
+    """
     args = [SlotArg(source), SlotArg(target, writes=True), DimArg(nbytes)]
-    ctx.launch(_copy_kernel(isa), args, ceildiv(nbytes, _CHUNK))
+    pairs = [(source, target)] if inplace else []
+    ctx.launch(_copy_kernel(isa), args, ceildiv(nbytes, _CHUNK), inplace=pairs, copies=inplace)

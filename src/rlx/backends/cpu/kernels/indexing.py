@@ -24,6 +24,8 @@ from rlx.kernel.program import DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.indexing import Gather, GatherElements, GatherND, ScatterElements, ScatterND
 
+__all__ = ["copy_elements", "rows_per_chunk", "split"]
+
 _INDEX_TYPES = (DType.I32, DType.I64)
 _BYTES_PER_CHUNK = 1 << 16
 
@@ -43,12 +45,13 @@ def _udiv(k: Kernel, a: Value, b: Value) -> Value:
     return k.emit(I64, f"udiv i64 {a.text}, {b.text}")
 
 
-def _split(k: Kernel, value: Value, by: Value) -> tuple[Value, Value]:
+def split(k: Kernel, value: Value, by: Value) -> tuple[Value, Value]:
+    """Return quotient and remainder of a position."""
     quotient = _udiv(k, value, by)
     return quotient, value - quotient * by
 
 
-def _copy(k: Kernel, target: Value, source: Value, elements: Value, itemsize: int) -> None:
+def copy_elements(k: Kernel, target: Value, source: Value, elements: Value, itemsize: int) -> None:
     """Copy elements that do not overlap: one by one when there are few, else by memcpy."""
     kind = int_type(8 * itemsize)
     few = elements < 16
@@ -71,13 +74,13 @@ def _gather_kernel(isa: Isa, index: DType, itemsize: int) -> Emitted:
         x, indices, y = (k.slot(i) for i in range(3))
         extent, count, inner, total, rows = (k.dim(i) for i in range(3, 8))
         with k.loop(k.begin * rows, k.smin(k.end * rows, total)) as loop:
-            outer, position = _split(k, loop.index, count)
+            outer, position = split(k, loop.index, count)
             at = _index(k, index, indices, position, extent)
             source = k.offset(x, (outer * extent + at) * inner * itemsize)
             target = k.offset(y, loop.index * inner * itemsize)
             # With no element to take from, a recorded failure must not read either.
             with k.if_(extent > 0):
-                _copy(k, target, source, inner, itemsize)
+                copy_elements(k, target, source, inner, itemsize)
             loop.next()
     return finish(module)
 
@@ -97,7 +100,7 @@ def lower_gather(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     count = indices.type.elements
     total = product(x.type.shape[:axis]) * count
     itemsize = x.type.dtype.itemsize
-    rows = _rows_per_chunk(inner, itemsize)
+    rows = rows_per_chunk(inner, itemsize)
     ctx.launch(
         _gather_kernel(isa, indices.type.dtype, itemsize),
         [
@@ -111,7 +114,8 @@ def lower_gather(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     return None
 
 
-def _rows_per_chunk(inner: Dim, itemsize: int) -> Dim:
+def rows_per_chunk(inner: Dim, itemsize: int) -> Dim:
+    """Return how many rows of `inner` elements make a chunk worth handing to another thread."""
     if isinstance(inner, int):
         return max(1, _BYTES_PER_CHUNK // max(inner * itemsize, 1))
     return dim_max(1, _BYTES_PER_CHUNK // dim_max(inner * itemsize, 1))
@@ -143,7 +147,7 @@ def _element_offset(
     """Return the offset in x of the position that a flat index of the index space names."""
     rest, offset, stride = flat, k.i64(0), k.i64(1)
     for i in range(len(space) - 1, -1, -1):
-        rest, position = _split(k, rest, space[i])
+        rest, position = split(k, rest, space[i])
         offset = offset + (chosen if i == axis else position) * stride
         stride = stride * data[i]
     return offset
@@ -190,7 +194,7 @@ def _gather_nd_kernel(isa: Isa, index: DType, itemsize: int, named: int) -> Emit
         extents = [k.dim(3 + i) for i in range(named)]
         count, inner, total, rows = (k.dim(3 + named + i) for i in range(4))
         with k.loop(k.begin * rows, k.smin(k.end * rows, total)) as loop:
-            batch, _ = _split(k, loop.index, count)
+            batch, _ = split(k, loop.index, count)
             source = batch
             nonempty = inner >= 0
             for i, extent in enumerate(extents):
@@ -198,7 +202,7 @@ def _gather_nd_kernel(isa: Isa, index: DType, itemsize: int, named: int) -> Emit
                 nonempty = nonempty & (extent > 0)
             with k.if_(nonempty):
                 target = k.offset(y, loop.index * inner * itemsize)
-                _copy(k, target, k.offset(x, source * inner * itemsize), inner, itemsize)
+                copy_elements(k, target, k.offset(x, source * inner * itemsize), inner, itemsize)
             loop.next()
     return finish(module)
 
@@ -218,7 +222,7 @@ def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     total = product(indices.type.shape[:-1])
     count = product(indices.type.shape[first:-1])
     itemsize = x.type.dtype.itemsize
-    rows = _rows_per_chunk(inner, itemsize)
+    rows = rows_per_chunk(inner, itemsize)
     numbers = (*x.type.shape[first : first + named], count, inner, total, rows)
     ctx.launch(
         _gather_nd_kernel(isa, indices.type.dtype, itemsize, named),
@@ -291,7 +295,7 @@ def lower_scatter_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool |
 
     rank = x.type.rank
     out = ctx.slot(node.result)
-    copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes)
+    copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes, inplace=True)
     kernel = _scatter_elements_kernel(
         isa, indices.type.dtype, dtype, rank, normalize_axis(op.axis, rank), op.reduction
     )
@@ -337,7 +341,7 @@ def lower_scatter_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     from rlx.backends.cpu.kernels.copy import copy_bytes
 
     out = ctx.slot(node.result)
-    copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes)
+    copy_bytes(ctx, isa, ctx.slot(x), out, x.type.nbytes, inplace=True)
     numbers = (
         *x.type.shape[:named],
         product(indices.type.shape[:-1]),
