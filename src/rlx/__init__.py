@@ -29,12 +29,15 @@ from rlx.base.errors import (
 if TYPE_CHECKING:
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
+    from rlx.api.quantize import calibrate, quantize
     from rlx.base.dlpack import dlpack
     from rlx.base.precision import PrecisionPolicy
     from rlx.base.rng import RngPolicy
+    from rlx.quantization.calibration import Calibration
     from rlx.runtime.executable import Executable
 
 __all__ = [
+    "Calibration",
     "CompileError",
     "Device",
     "DeviceError",
@@ -51,13 +54,18 @@ __all__ = [
     "UnsupportedOpError",
     "UsageError",
     "__version__",
+    "calibrate",
     "compile",
     "devices",
     "dlpack",
     "load",
+    "quantize",
 ]
 
 _LAZY = {
+    "Calibration": "rlx.quantization.calibration",
+    "calibrate": "rlx.api.quantize",
+    "quantize": "rlx.api.quantize",
     "Device": "rlx.api.io",
     "Executable": "rlx.runtime.executable",
     "Graph": "rlx.api.graph",

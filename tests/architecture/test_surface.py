@@ -27,6 +27,7 @@ _OPS = sorted((n, c) for n, c in registered_ops().items() if "." not in n)
 
 def test_exported_names() -> None:
     assert set(rlx.__all__) == {
+        "Calibration",
         "CompileError",
         "Device",
         "DeviceError",
@@ -43,10 +44,12 @@ def test_exported_names() -> None:
         "UnsupportedOpError",
         "UsageError",
         "__version__",
+        "calibrate",
         "compile",
         "devices",
         "dlpack",
         "load",
+        "quantize",
     }
     for name in rlx.__all__:
         assert getattr(rlx, name) is not None

@@ -22,7 +22,7 @@ from rlx.runtime.executable import Executable, graph_source
 if TYPE_CHECKING:
     from rlx.api.graph import Graph
 
-__all__ = ["Device", "compile", "devices", "load"]
+__all__ = ["Device", "choose", "compile", "devices", "load"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def load(  # noqa: PLR0913  (options, by keyword)
     from rlx.api.pickling import model_recipe
     from rlx.frontends.onnx.source import open_model
 
-    backend, target, options = _choose(device, threads, precision, host_ops)
+    backend, target, options = choose(device, threads, precision, host_ops)
     opened = open_model(model, folder)
     source = onnx_source(opened, _checked_dims(dims), backend, target, options)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
@@ -109,7 +109,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     """Compile a graph built with `rlx.Graph` and return an object that runs it. Arguments as for `load`."""
     from rlx.api.pickling import graph_recipe
 
-    backend, target, options = _choose(device, threads, precision, host_ops)
+    backend, target, options = choose(device, threads, precision, host_ops)
     ir = graph.ir
     bounds = _checked_dims(dims)
     leaves = [*ir.inputs, *(s.value for s in ir.states)]
@@ -121,9 +121,18 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     return Executable(source, backend, target, options, rng)
 
 
-def _choose(
-    device: str, threads: int | None, precision: str | PrecisionPolicy, host_ops: str
+def choose(
+    device: str,
+    threads: int | None = None,
+    precision: str | PrecisionPolicy = "f32",
+    host_ops: str = "allow",
 ) -> tuple[Backend, Target, CompileOptions]:
+    """Return what the arguments of `load` mean.
+
+    Raises:
+        UsageError: an argument is wrong.
+        DeviceError: there is no such device.
+    """
     policy = PrecisionPolicy.of(precision)
     if host_ops not in ("allow", "error"):
         raise UsageError(f"host_ops is 'allow' or 'error', not {host_ops!r}")

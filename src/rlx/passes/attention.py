@@ -90,7 +90,7 @@ def _climb(match: _Match, value: Value) -> Node:
         match.consumed.append(node)
         if isinstance(node.op, MatMul):
             return node
-        a, b = (*node.operands, None)[:2]
+        a, b = (*node.operands, None, None)[:2]
         if isinstance(node.op, add.op) and match.mask is None and a is not None and b is not None:
             if match.scale != 1.0:
                 raise _Reject("a factor between the mask and the softmax")

@@ -212,3 +212,16 @@ def test_the_node_names_what_it_replaces() -> None:
     assert node.location.name == "%y"
     assert set(node.location.parts) == {"%s", "%d", "%m", "%p", "%t"}
     assert node.result.name == "t"
+
+
+def test_a_sum_of_an_input_and_a_constant_is_no_attention() -> None:
+    graph = parse_graph("""graph {
+  input %x: f32[2,3]
+  %c = constant() {data=literal dense<f32[3]: 1.0, 2.0, 3.0>}
+  %s = add(%x, %c)
+  %p = softmax(%s) {axis=1}
+  return %p as "y"
+}""")
+    context = PassContext(claims=_CLAIMS)
+    assert not RecognizeAttention().run(graph, context)
+    assert "constant between the score matmul and the softmax" in context.report[0]

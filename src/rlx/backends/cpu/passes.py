@@ -142,14 +142,17 @@ class PackQuantizedMatMul:
 def cpu_passes(isa: Isa) -> Sequence[Any]:
     """Return the backend's own passes in order."""
     return (
-        Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
-        Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
-        Entry(Hoist(), "the weights of recurrent layers are rearranged once per version"),
-        Entry(FormRegions(), "so are weights that come at run time, per call"),
         Entry(
             PackQuantizedMatMul(isa),
-            "integer weights likewise; those the kernel cannot take become f32 products",
+            "first, for what its kernel cannot take becomes f32 products, whose weights are packed below",
         ),
+        Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
+        Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
+        Entry(
+            Hoist(),
+            "the weights of those are dequantised, and of recurrent layers rearranged, once per version",
+        ),
+        Entry(FormRegions(), "so are weights that come at run time, per call"),
         Entry(PackMatMul(isa), "weights are packed once per version instead of per call"),
         Entry(
             PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"

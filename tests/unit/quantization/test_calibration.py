@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calibrations are written and read back, and other files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlx.base.errors import UsageError
+from rlx.quantization.calibration import Calibration
+from rlx.quantization.ranges import Range
+
+
+def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
+    made = Calibration({"a": Range(-1.5, 2.0), "b": Range(0.0, 1 / 3)}, {"N": 4})
+    made.save(tmp_path / "c.json")
+    assert Calibration.load(tmp_path / "c.json") == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"format": "rlx-calibration-1"}',
+        '{"format": "rlx-calibration-1", "ranges": {"a": [1]}, "extents": {}}',
+        '{"format": "rlx-calibration-1", "ranges": {"a": [1, 2]}, "extents": {}}',
+        '{"format": "rlx-calibration-1", "ranges": {"a": [0, "x"]}, "extents": {}}',
+        '{"format": "other", "ranges": {}, "extents": {}}',
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text, encoding="utf-8")
+    with pytest.raises(UsageError):
+        Calibration.load(tmp_path / "c.json")
