@@ -16,7 +16,7 @@ Where there are no keys at all every row is zero.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
@@ -80,6 +80,7 @@ class _Tile:
 
     def emit(self, rows: int) -> Function:
         """Return the function. `limit` is how many keys the first query sees when causal, else `total`."""
+        exponentials = self.exponentials
         with self.module.function(f"queries{rows}", self.PARAMS) as f:
             (
                 q,
@@ -100,7 +101,10 @@ class _Tile:
             tops = self._scores(
                 f, rows, (q, keys, mask, p), (q_stride, mask_stride, limit, total, pitch, seen)
             )
-            sums = self._exponentials(f, rows, p, tops, seen, pitch)
+            sums = [
+                f.call(exponentials, f.offset(p, pitch * i, F32), top, seen)
+                for i, top in enumerate(tops)
+            ]
             factors = self._factors(f, sums, total)
             self._values(f, rows, (p, v, out), (v_stride, out_stride, seen, pitch), factors)
         return f
@@ -182,20 +186,18 @@ class _Tile:
         visible = f.tail_mask(f.smin(limit, total) - at, self.vector) if spec.causal else inside
         return f.select(visible, score, low)
 
-    def _exponentials(
-        self, f: Function, rows: int, p: Value, tops: list[Value], seen: Value, pitch: Value
-    ) -> list[Value]:
-        """Replace scores by exp(score - maximum); return the sums of the rows (scalars)."""
-        zero = f.const(0.0, self.vector)
-        sums: list[Value] = []
-        for i in range(rows):
-            top = tops[i]
+    @cached_property
+    def exponentials(self) -> Function:
+        """(scores of a row, their maximum, keys) -> the sum of exp(score - maximum), which replace the scores."""
+        params = [("line", PTR), ("top", F32), ("seen", I64)]
+        with self.module.function("exponentials", params, F32) as f:
+            line, top, seen = f.args
+            zero = f.const(0.0, self.vector)
             if (
                 self.spec.masked_row == "zeros"
             ):  # exp(-inf - 0) = 0 instead of exp(-inf + inf) = NaN
                 top = f.select(top.eq(float("-inf")), f.f32(0.0), top)
             top = f.splat(top, self.lanes)
-            line = f.offset(p, pitch * i, F32)
             with f.loop(0, seen, self.width, carry=[zero] * self.vectors) as loop:
                 current: list[Value] = []
                 for j in range(self.vectors):
@@ -206,8 +208,8 @@ class _Tile:
                     f.store(value, place)
                     current.append(loop.carry[j] + value)
                 loop.next(*current)
-            sums.append(f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b)))
-        return sums
+            f.ret(f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b)))
+        return f
 
     def _factors(self, f: Function, sums: list[Value], keys: Value) -> list[Value]:
         """Return what the sums over the values are multiplied by, per row: 1 / sum of the exponentials.
@@ -362,8 +364,8 @@ def _panel_kernel(isa: Isa, depth: int) -> Emitted:
             out = k.offset(target, chunk.index * (depth * width), F32)
             with k.loop(0, width, lanes) as part:
                 key = block * width + part.index
-                for first in range(0, depth, lanes):
-                    size = min(lanes, depth - first)
+
+                def block_at(first: Value, size: int) -> None:
                     columns = k.tail_mask(k.i64(size), vector)
                     lines: list[Value] = []
                     for i in range(lanes):
@@ -371,8 +373,17 @@ def _panel_kernel(isa: Isa, depth: int) -> Emitted:
                         mask = k.select(present, columns, k.const(0, columns.type))
                         line = k.offset(source, start + (key + i) * by_row + first, F32)
                         lines.append(k.load_masked(vector, line, mask))
+                    to = k.offset(out, part.index + first * width, F32)
                     for d, value in enumerate(transposed(k, lines)[:size]):
-                        k.store(value, k.offset(out, part.index + (first + d) * width, F32))
+                        k.store(value, k.offset(to, d * width, F32))
+
+                whole = depth // lanes * lanes
+                if whole:
+                    with k.loop(0, whole, lanes) as loop:
+                        block_at(loop.index, lanes)
+                        loop.next()
+                if depth > whole:
+                    block_at(k.i64(whole), depth - whole)
                 part.next()
             chunk.next()
     return finish(module)
