@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,12 +31,20 @@ class Emitted:
     """Finished text.
 
     Attributes:
-        symbols: symbols of the kernels, in the order they were emitted.
+        symbols: symbols of what it exports, in the order they were emitted.
         text: LLVM IR, ready for `rlx.backends.cpu.jit`.
+        needs: other units whose symbols it calls.
     """
 
     symbols: tuple[str, ...]
     text: str
+    needs: tuple[Emitted, ...] = ()
+
+    def units(self) -> Iterator[Emitted]:
+        """Iterate this unit and every one that it needs, directly or not; some may come repeatedly."""
+        yield self
+        for unit in self.needs:
+            yield from unit.units()
 
     @property
     def symbol(self) -> str:
@@ -65,14 +74,14 @@ class Kernel(Function):
             raise BuildError(
                 f"kernel form {form!r} must be lower case letters, digits and underscores"
             )
-        self.placeholder = f"$kernel{len(module.kernels)}$"
+        name = module.export(form)
         params = ", ".join(f"{kind.text} %{name}" for name, kind in _PARAMS)
         super().__init__(
             module,
-            self.placeholder,
+            name,
             VOID,
             _PARAMS,
-            f"define void @{self.placeholder}({params}) #0 {{",
+            f"define void @{name}({params}) #0 {{",
         )
         self.form = form
         self.nargs = nargs
@@ -140,7 +149,7 @@ class Kernel(Function):
 
 
 def finish(module: Module) -> Emitted:
-    """Name the kernels of a module and return its text.
+    """Name the exports of a module and return its text.
 
     The symbol is `rlx_<form>_<key8>`; key8 is the first 8 digits of the SHA-256 of the text, so equal code has equal
     names and different code in one program does not collide.
@@ -148,8 +157,8 @@ def finish(module: Module) -> Emitted:
     text = module.body()
     key = hashlib.sha256(text.encode()).hexdigest()[:8]
     symbols: list[str] = []
-    for index, kernel in enumerate(module.kernels):
-        suffix = f"_{index}" if len(module.kernels) > 1 else ""
-        symbols.append(f"rlx_{kernel.form}{suffix}_{key}")
-        text = text.replace(kernel.placeholder, symbols[-1])
-    return Emitted(tuple(symbols), text)
+    for index, (placeholder, form) in enumerate(module.exports):
+        suffix = f"_{index}" if len(module.exports) > 1 else ""
+        symbols.append(f"rlx_{form}{suffix}_{key}")
+        text = text.replace(placeholder, symbols[-1])
+    return Emitted(tuple(symbols), text, tuple(module.needs))

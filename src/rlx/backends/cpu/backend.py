@@ -82,12 +82,12 @@ class CpuBackend:
         with graph.facts.active():
             program = schedule(graph, lowerer)
         cache = _object_cache()
-        kernels: dict[str, str] = {}
+        texts: dict[str, None] = {}
         for thunk in program.thunks:
             if isinstance(thunk.kernel, Emitted):
-                kernels[thunk.kernel.symbol] = thunk.kernel.text
+                texts |= dict.fromkeys(unit.text for unit in thunk.kernel.units())
                 thunk.kernel = thunk.kernel.symbol
-        objects = compile_all(kernels.values(), isa, cache)
+        objects = compile_all(texts, isa, cache)
         report = [(name, how, count) for (name, how), count in sorted(lowerer.dispatch.items())]
         return CpuProgram(program, objects, isa, _threads(options), report, cache)
 

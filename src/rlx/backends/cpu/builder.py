@@ -22,7 +22,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlx.backends.cpu.abi import Kernel
+from rlx.backends.cpu.abi import Emitted, Kernel
 from rlx.backends.cpu.function import Function, IfElse, Loop, While
 from rlx.backends.cpu.lltypes import VOID, Type, literal
 from rlx.backends.cpu.value import Number, Operand, Value
@@ -46,7 +46,9 @@ class Module:
         self._declared: dict[str, str] = {}
         self._tables: dict[str, str] = {}
         self._names: set[str] = set()
-        self.kernels: list[Kernel] = []
+        self.exports: list[tuple[str, str]] = []
+        """Placeholder and form of every symbol whose name depends on the finished text."""
+        self.needs: list[Emitted] = []
 
     def declare(self, name: str, result: Type, args: tuple[Type, ...]) -> None:
         """Declare an external function or intrinsic."""
@@ -97,7 +99,25 @@ class Module:
         kernel = Kernel(self, hint, nargs)
         yield kernel
         self._functions.append(kernel.render())
-        self.kernels.append(kernel)
+
+    @contextmanager
+    def shared(self, hint: str, params: Sequence[tuple[str, Type]]) -> Generator[Function]:
+        """Emit a function for other units, which declare that they need this one; `finish` names it."""
+        name = self.export(hint)
+        text = ", ".join(f"{kind.text} %{arg}" for arg, kind in params)
+        fn = Function(self, name, VOID, params, f"define void @{name}({text}) #0 {{")
+        yield fn
+        self._functions.append(fn.render())
+
+    def export(self, form: str) -> str:
+        """Return a placeholder for the symbol that `finish` makes of a form."""
+        placeholder = f"$export{len(self.exports)}$"
+        self.exports.append((placeholder, form))
+        return placeholder
+
+    def need(self, unit: Emitted) -> None:
+        """Have a unit linked with this one, whose code may then call its symbols by name."""
+        self.needs.append(unit)
 
     def body(self) -> str:
         """Return the text with placeholders for kernel symbols."""

@@ -17,7 +17,7 @@ from rlx.backends.cpu.conv_ops import (
 )
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import conv_width
-from rlx.backends.cpu.kernels.matmul import panel_width
+from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
 from rlx.base.dtypes import DType
 from rlx.base.types import Shape, TensorType

@@ -13,6 +13,7 @@ __all__ = ["ElfSymbol", "elf_symbols"]
 
 _SYMTAB = 2  # section type
 _FUNCTION = 2  # symbol type
+_GLOBAL = 1  # symbol binding
 
 
 class ElfSymbol(NamedTuple):
@@ -21,6 +22,7 @@ class ElfSymbol(NamedTuple):
     Attributes:
         name: the symbol.
         is_function: whether it names code.
+        is_global: whether other objects see it.
         section: index of the section that defines it; 0 for an undefined symbol.
         offset: first byte, from the start of its section.
         size: in bytes.
@@ -28,9 +30,15 @@ class ElfSymbol(NamedTuple):
 
     name: str
     is_function: bool
+    is_global: bool
     section: int
     offset: int
     size: int
+
+    @property
+    def is_exported(self) -> bool:
+        """Whether it is code that this object defines and others may call."""
+        return self.is_function and self.is_global and self.section != 0
 
 
 def elf_symbols(data: bytes) -> Iterator[ElfSymbol]:
@@ -51,4 +59,5 @@ def elf_symbols(data: bytes) -> Iterator[ElfSymbol]:
             name, info, _, section, value, length = struct.unpack_from("<IBBHQQ", data, at)
             begin = strings + name
             text = data[begin : data.index(b"\0", begin)].decode()
-            yield ElfSymbol(text, info & 15 == _FUNCTION, section, value, length)
+            is_function = info & 15 == _FUNCTION
+            yield ElfSymbol(text, is_function, info >> 4 == _GLOBAL, section, value, length)

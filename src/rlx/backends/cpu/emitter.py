@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -235,6 +235,30 @@ class Emitter:
             self.line(text)
             return Value(self, VOID, "void")
         return self.emit(result, text)
+
+    def choose(
+        self, index: Value, functions: Mapping[int, Emitter | str], params: Sequence[Type]
+    ) -> Value:
+        """Return a pointer to the function that the mapping has for an index, for `call_pointer`.
+
+        One call through it is less to compile than a call of each behind a branch. An index that the
+        mapping lacks gives any of them.
+        """
+        kinds = tuple(params)
+        chosen: Value | None = None
+        for number, target in functions.items():
+            if isinstance(target, Emitter):
+                if target.params != kinds:
+                    raise BuildError(f"{target.name} takes {target.params}, not {kinds}")
+                name = target.name
+            else:
+                name = target
+                self.module.declare(name, VOID, kinds)
+            pointer = Value(self, PTR, f"@{name}")
+            chosen = pointer if chosen is None else self.select(index.eq(number), pointer, chosen)
+        if chosen is None:
+            raise BuildError("choose needs at least one function")
+        return chosen
 
     def call_pointer(self, pointer: Value, *args: Value, result: Type = VOID) -> Value:
         """Call through a function pointer."""

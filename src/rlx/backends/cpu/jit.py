@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALLOWED",
+    "UNIT_PREFIX",
     "Library",
     "ObjectCache",
     "assembly",
@@ -48,7 +49,9 @@ LIBM = (
 """Double precision functions of the C library that f64 operators call."""
 _LIBC = ["memcpy", "memmove", "memset", "clock_gettime", "sched_yield", "syscall"]
 ALLOWED = frozenset(_LIBC + LIBM)
-"""Every symbol that an object may leave undefined."""
+"""Every symbol that an object may leave undefined, beside those of other units."""
+UNIT_PREFIX = "rlx_"
+"""Symbols that units export begin with this."""
 
 _LOCK = threading.Lock()
 _LIBRARY_NUMBER = itertools.count()
@@ -203,7 +206,8 @@ def undefined_symbols(data: bytes) -> frozenset[str]:
 
 
 def _check_symbols(data: bytes, text: str) -> None:
-    unknown = sorted(undefined_symbols(data) - ALLOWED)
+    # Symbols of other units are looked for when everything is linked.
+    unknown = sorted(n for n in undefined_symbols(data) - ALLOWED if not n.startswith(UNIT_PREFIX))
     if unknown:
         names = ", ".join(re.findall(r"^define void @(rlx_\w+)", text, re.MULTILINE)) or "the unit"
         raise BuildError(
@@ -239,12 +243,18 @@ class Library:
         import llvmlite.binding as llvm
 
         _release_abandoned()
-        names = list(dict.fromkeys(symbols))
         builder = llvm.JITLibraryBuilder()
         needed: set[str] = set()
+        defined: set[str] = set()
         for data in dict.fromkeys(objects):
             builder.add_object_img(data)
-            needed |= undefined_symbols(data)
+            found = list(elf_symbols(data))
+            needed |= {s.name for s in found if s.section == 0}
+            defined |= {s.name for s in found if s.is_exported}
+        if missing := sorted(needed - ALLOWED - defined):
+            raise BuildError(f"no object defines {', '.join(missing)}, which another one calls")
+        # For perf every function must be found.
+        names = list(dict.fromkeys([*symbols, *sorted(defined if config.PERF.get() else ())]))
         for name in sorted(needed & ALLOWED):
             builder.import_symbol(name, _address(name))
         for name in names:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.kernels.matmul import panel_width
+from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.ops import (
     PackedMatMul,
     PackedQuantizedMatMul,

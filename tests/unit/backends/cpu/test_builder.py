@@ -8,10 +8,10 @@ import ctypes
 import numpy as np
 import pytest
 
-from rlx.backends.cpu.abi import finish
-from rlx.backends.cpu.builder import Function, Module
+from rlx.backends.cpu.abi import Emitted, Kernel, finish
+from rlx.backends.cpu.builder import Module
 from rlx.backends.cpu.isa import generic_isa, host_isa
-from rlx.backends.cpu.jit import Library, compile_text, undefined_symbols
+from rlx.backends.cpu.jit import Library, compile_all, compile_text, undefined_symbols
 from rlx.backends.cpu.lltypes import F16, F32, F64, I1, I16, I32, I64, PTR, literal, vec
 from rlx.base.errors import BuildError, UsageError
 
@@ -26,7 +26,7 @@ def _call(module: Module, name: str, *args: int) -> int:
     return result
 
 
-def _scratch() -> Function:
+def _scratch() -> Kernel:
     module = Module(generic_isa("v3"))
     with module.kernel("form", 1) as k:
         pass
@@ -202,3 +202,43 @@ def test_a_closed_library_gives_no_address() -> None:
     library.close()
     with pytest.raises(UsageError, match="closed"):
         library.address("f")
+
+
+def _doubling_unit() -> Emitted:
+    module = Module(host_isa())
+    with module.shared("double", [("cell", PTR)]) as f:
+        f.store(f.load(I64, f.args[0]) * 2, f.args[0])
+    return finish(module)
+
+
+def test_a_unit_is_linked_with_those_that_need_it() -> None:
+    unit = _doubling_unit()
+    module = Module(host_isa())
+    module.need(unit)
+    with module.function("f", [("cell", PTR), ("which", I64)], exported=True) as f:
+        with module.function("keep", [("cell", PTR)]) as keep:
+            keep.store(keep.load(I64, keep.args[0]) + 1, keep.args[0])
+        f.call_pointer(f.choose(f.args[1], {3: unit.symbol, 4: keep}, [PTR]), f.args[0])
+    emitted = finish(module)
+    assert list(emitted.units()) == [emitted, unit]
+    isa = host_isa()
+    objects = compile_all((u.text for u in emitted.units()), isa)
+    library = Library(objects, ["f"], isa)
+    entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)(library.address("f"))
+    cell = np.array([5])
+    for which, want in ((3, 10), (4, 11), (3, 22)):
+        entry(cell.ctypes.data, which)
+        assert cell[0] == want
+    library.close()
+    with pytest.raises(BuildError, match=unit.symbol):
+        Library(objects[:1], ["f"], isa)
+
+
+def test_choose_takes_functions_of_one_type() -> None:
+    k = _scratch()
+    with k.module.function("other", [("x", I64)]) as other:
+        pass
+    with pytest.raises(BuildError, match="takes"):
+        k.choose(k.begin, {0: other}, [PTR])
+    with pytest.raises(BuildError, match="at least one"):
+        k.choose(k.begin, {}, [PTR])

@@ -10,8 +10,8 @@ never packed. Two rows walk 2 panels and one row walks 4 panels at once, which g
 many memory streams. Each element is one chain of FMAs over k in order, so a row's result does not depend on how many
 rows there are, on chunks or on threads.
 
-Micro-kernels write raw sums: into the result where there is no epilogue, else into a tile-sized buffer that a second
-function finishes, so the code of an epilogue exists once.
+Micro-kernels (`gemm_tiles`) write raw sums: into the result where there is no epilogue, else into a tile-sized buffer
+that a second function finishes, so the code of an epilogue exists once.
 """
 
 from __future__ import annotations
@@ -24,8 +24,16 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.emit import load_value
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.gemm_tiles import (
+    TILE_PARAMS,
+    panel_width,
+    panels_for,
+    tile_keys,
+    tile_shape,
+    tile_unit,
+)
 from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
-from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, scalar_type, storage_type, vec
+from rlx.backends.cpu.lltypes import F32, I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
@@ -37,29 +45,10 @@ from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.matmul import MatMul
 
-__all__ = ["Tile", "panel_width", "tile_shape"]
-
 _ROW_TILES_PER_CHUNK = 16
 _FLOPS_PER_CHUNK = 6_000_000
-_PREFETCH_BYTES = 1024
-
-
-@dataclass(frozen=True)
-class Tile:
-    """The register tile of an instruction set: `rows` x `vectors` accumulators."""
-
-    rows: int
-    vectors: int
-
-
-def tile_shape(isa: Isa) -> Tile:
-    """Return the tile: 6 x 4 vectors with 32 registers, 6 x 2 with 16."""
-    return Tile(6, 4) if isa.vector_registers == 32 else Tile(6, 2)
-
-
-def panel_width(isa: Isa, dtype: DType) -> int:
-    """Return the number of columns of a panel of packed weights."""
-    return tile_shape(isa).vectors * isa.lanes(dtype)
+_FEW_ROWS = 2
+"""Tiles of at most so many rows walk several panels at once."""
 
 
 @dataclass(frozen=True)
@@ -94,83 +83,15 @@ class _Emitter:
         self.width = self.tile.vectors * self.lanes
         self.vector: Type = vec(scalar_type(spec.dtype), self.lanes)
         self.scalar: Type = scalar_type(spec.dtype)
-        self.micros = {
-            (rows, panels): self._micro(rows, panels)
-            for rows in range(1, self.tile.rows + 1)
-            for panels in sorted({1, self.panels_for(rows)})
-        }
+        unit = tile_unit(isa, spec.dtype, spec.quantized)
+        module.need(unit)
+        self.micros = dict(zip(tile_keys(isa), unit.symbols, strict=True))
         self.plain = (
             spec.finish.body is None and spec.finish.result is spec.dtype and not spec.quantized
         )
         self.finishers = {
             masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain
         }
-
-    def panels_for(self, rows: int) -> int:
-        """How many panels a micro-kernel of that many rows walks at once."""
-        return {1: 4, 2: 2}.get(rows, 1)
-
-    def _micro(self, rows: int, panels: int) -> Function:
-        """Return the function that writes the sums of `rows` rows and `panels` panels.
-
-        Row i of panel p goes to out + i * pitch + p * step, in elements.
-        """
-        params = [("a", PTR), ("b", PTR), ("out", PTR), ("pitch", I64), ("step", I64), ("k", I64)]
-        with self.module.function(f"tile{rows}x{panels}", params) as f:
-            a, b, out, pitch, step, k = f.args
-            for i, line in enumerate(self._accumulate(f, (a, b), k, rows, panels)):
-                for j, value in enumerate(line):
-                    p, start = divmod(j, self.tile.vectors)
-                    base = f.offset(out, pitch * i + step * p, self.scalar)
-                    f.store(value, base, start * self.lanes)
-        return f
-
-    def _accumulate(
-        self, f: Function, operands: tuple[Value, Value], k: Value, rows: int, panels: int
-    ) -> list[list[Value]]:
-        a, b = operands
-        count = panels * self.tile.vectors
-        # Panels follow one another at a distance of k lines.
-        bases = [
-            b if p == 0 else f.offset(b, k * (self.width * p), self.scalar) for p in range(panels)
-        ]
-        with f.loop(0, k, carry=[f.const(0, self.vector)] * (rows * count)) as loop:
-            current = list(loop.carry)
-            streams = [f.offset(base, loop.index * self.width, self.scalar) for base in bases]
-            left = f.offset(a, loop.index, self.scalar)
-            columns = [
-                f.load(self.vector, stream, j * self.lanes)
-                for stream in streams
-                for j in range(self.tile.vectors)
-            ]
-            if rows <= 4:
-                for stream in streams:
-                    self._prefetch(f, stream)
-            for i in range(rows):
-                factor = self._factor(f, f.load(self.scalar, f.offset(left, k * i, self.scalar)))
-                for j in range(count):
-                    current[i * count + j] = self._multiply_add(
-                        f, factor, columns[j], current[i * count + j]
-                    )
-            loop.next(*current)
-        return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
-
-    def _factor(self, f: Function, value: Value) -> Value:
-        """Return an element of a (or four bytes of one) for all columns."""
-        if self.spec.quantized is DType.I8:
-            value = value ^ -0x7F7F7F80  # 0x80 in every byte: x + 128 as an unsigned byte
-        return f.splat(value, self.lanes)
-
-    def _multiply_add(self, f: Function, factor: Value, column: Value, total: Value) -> Value:
-        if not self.spec.quantized:
-            return f.fma(factor, column, total)
-        quads = vec(I8, 4 * self.lanes)
-        name = f"x86.avx512.vpdpbusd.{32 * self.lanes}"
-        return f.intrinsic(name, total, f.bitcast(factor, quads), f.bitcast(column, quads))
-
-    def _prefetch(self, f: Function, stream: Value) -> None:
-        for start in range(0, self.scalar.itemsize * self.width, 64):
-            f.prefetch(f.offset(stream, start + _PREFETCH_BYTES))
 
     def _finisher(self, masked: bool) -> Function:
         """Return the function that applies the epilogue to a tile of sums and stores it."""
@@ -214,48 +135,39 @@ class _Emitter:
         real = vec(F32, self.lanes)
         return lambda j, value: f.int_to_float(value + offsets[j], real, signed=True) * scales[j]
 
-    def run(self, k: Kernel, operands: _Operands, row: Value, panel: Value, shape: _Shape) -> None:
+    def run(self, k: Kernel, operands: _Operands, at: _Place, *, tail: bool) -> None:
         """Emit one tile: sums straight into the result where nothing else is to be done, else through a buffer."""
         depth, n = operands.depth, operands.n
-        left = k.offset(operands.a, row * depth, self.scalar)
-        right = k.offset(operands.b, panel * depth * self.width, self.scalar)
-        col = panel * self.width
-        micro = self.micros[shape.rows, shape.panels]
-        if self.plain and not shape.tail:
-            k.call(
-                micro,
-                left,
-                right,
-                k.offset(operands.c, row * n + col, self.scalar),
-                n,
-                k.i64(self.width),
-                depth,
-            )
+        left = k.offset(operands.a, at.row * depth, self.scalar)
+        right = k.offset(operands.b, at.panel * depth * self.width, self.scalar)
+        col = at.panel * self.width
+        if self.plain and not tail:
+            out = k.offset(operands.c, at.row * n + col, self.scalar)
+            k.call_pointer(at.micro, left, right, out, n, k.i64(self.width), depth)
             return
-        step = shape.rows * self.width
-        k.call(micro, left, right, operands.buffer, k.i64(self.width), k.i64(step), depth)
-        for p in range(shape.panels):
-            tile = k.offset(operands.buffer, p * step, self.scalar)
-            at = col + p * self.width
-            k.call(
-                self.finishers[shape.tail],
-                tile,
-                operands.c,
-                *operands.extras,
-                row,
-                k.i64(shape.rows),
-                at,
-                n,
-            )
+        step = at.rows * self.width
+        k.call_pointer(at.micro, left, right, operands.buffer, k.i64(self.width), step, depth)
+        with k.loop(0, at.panels) as loop:
+            sums = k.offset(operands.buffer, loop.index * step, self.scalar)
+            place = (at.row, at.rows, col + loop.index * self.width, n)
+            k.call(self.finishers[tail], sums, operands.c, *operands.extras, *place)
+            loop.next()
+
+    def micro(self, k: Kernel, rows: Value, panels: Callable[[int], int], most: int) -> Value:
+        """Return the micro-kernel for a number of rows, at most `most`, and of panels."""
+        functions = {count: self.micros[count, panels(count)] for count in range(1, most + 1)}
+        return k.choose(rows, functions, TILE_PARAMS)
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """One call of a micro-kernel: how many rows and panels, and whether the panel may be partial."""
+class _Place:
+    """One call of a micro-kernel: which one, and its first row and panel, with their numbers."""
 
-    rows: int
-    panels: int
-    tail: bool = False
+    micro: Value
+    row: Value
+    rows: Value
+    panel: Value
+    panels: Value | int = 1
 
 
 @dataclass(frozen=True)
@@ -281,24 +193,17 @@ def _row_tiles(f: Function, m: Value, tile: int) -> tuple[Value, Value, Value]:
 def _tile_rows(
     f: Function,
     emitter: _Emitter,
-    call: Callable[[Value, int], None],
+    call: Callable[[Value, Value], None],
     first: Value,
     last: Value,
     m: Value,
-    most: int | None = None,
 ) -> None:
-    """Emit: for every row tile in [first, last), `call(first row, rows)` with the tile's row count static.
-
-    Tiles have at most `most` rows, or as many as the register tile.
-    """
+    """Emit: for every row tile in [first, last), `call(first row, rows)`."""
     _, short, longer = _row_tiles(f, m, emitter.tile.rows)
     with f.loop(first, last) as loop:
         index = loop.index
         row = index * short + f.smin(index, longer)
-        rows = short + f.zext(index < longer, I64)
-        for count in range(1, (most or emitter.tile.rows) + 1):
-            with f.if_(rows.eq(count)):
-                call(row, count)
+        call(row, short + f.zext(index < longer, I64))
         loop.next()
 
 
@@ -362,24 +267,21 @@ def _panels(
     _, short, longer = _row_tiles(k, m, emitter.tile.rows)
 
     def each_row(panel: Value, *, tail: bool) -> None:
-        def run(row: Value, count: int) -> None:
-            emitter.run(k, operands, row, panel, _Shape(count, 1, tail))
+        def run(row: Value, count: Value) -> None:
+            micro = emitter.micro(k, count, lambda _: 1, emitter.tile.rows)
+            emitter.run(k, operands, _Place(micro, row, count, panel), tail=tail)
 
         _tile_rows(k, emitter, run, first, last, m)
 
     # One or two rows walk several panels at once, so panels are the inner loop there.
-    few = (short + k.zext(longer > 0, I64)) <= 2
+    few = (short + k.zext(longer > 0, I64)) <= _FEW_ROWS
     with k.if_else(few) as branch:
         with branch.then():
-            _tile_rows(
-                k,
-                emitter,
-                lambda row, r: _many_panels(k, emitter, operands, row, r, low, full_end),
-                first,
-                last,
-                m,
-                2,
-            )
+
+            def run(row: Value, count: Value) -> None:
+                _many_panels(k, emitter, operands, (row, count), (low, full_end))
+
+            _tile_rows(k, emitter, run, first, last, m)
         with branch.otherwise(), k.loop(low, full_end) as loop:
             each_row(loop.index, tail=False)
             loop.next()
@@ -392,20 +294,22 @@ def _many_panels(
     k: Kernel,
     emitter: _Emitter,
     operands: _Operands,
-    row: Value,
-    rows: int,
-    low: Value,
-    high: Value,
+    rows: tuple[Value, Value],
+    panels: tuple[Value, Value],
 ) -> None:
-    step = emitter.panels_for(rows)
-    start = low
-    if step > 1:
-        start = low + _udiv(k, k.smax(high - low, 0), k.i64(step)) * step
-        with k.loop(low, start, step) as loop:
-            emitter.run(k, operands, row, loop.index, _Shape(rows, step))
-            loop.next()
+    """Emit a tile of few rows over full panels: several at once, then the rest one by one."""
+    (row, count), (low, high) = rows, panels
+    step = k.i64(panels_for(_FEW_ROWS))
+    for number in range(1, _FEW_ROWS):
+        step = k.select(count.eq(number), panels_for(number), step)
+    start = low + _udiv(k, k.smax(high - low, 0), step) * step
+    wide = emitter.micro(k, count, panels_for, _FEW_ROWS)
+    with k.loop(low, start, step) as loop:
+        emitter.run(k, operands, _Place(wide, row, count, loop.index, step), tail=False)
+        loop.next()
+    narrow = emitter.micro(k, count, lambda _: 1, _FEW_ROWS)
     with k.loop(start, high) as loop:
-        emitter.run(k, operands, row, loop.index, _Shape(rows, 1))
+        emitter.run(k, operands, _Place(narrow, row, count, loop.index), tail=False)
         loop.next()
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rlx.backends.cpu.abi import CTX, Emitted
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.jit import Library, compile_text
+from rlx.backends.cpu.jit import Library, compile_all
 from rlx.backends.cpu.lowerer import CpuLowerer
 from rlx.base.dims import evaluate
 from rlx.base.numeric import Array
@@ -52,7 +52,8 @@ class LoweredGraph:
         kernels: dict[str, Emitted] = {
             t.kernel.symbol: t.kernel for t in self.program.thunks if t.kind is ThunkKind.CALL
         }
-        objects = [compile_text(kernel.text, isa) for kernel in kernels.values()]
+        texts = (unit.text for kernel in kernels.values() for unit in kernel.units())
+        objects = compile_all(texts, isa)
         self.library = Library(objects, list(kernels), isa)
 
     def run(

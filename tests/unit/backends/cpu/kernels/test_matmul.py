@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.isa import Isa, host_isa
-from rlx.backends.cpu.kernels.matmul import panel_width
+from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.ops import PackedMatMul, PackPanels
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
