@@ -131,8 +131,10 @@ def quantize(  # noqa: PLR0913  (options by keyword)
     if activation_dtype not in ("u8", "i8"):
         raise UsageError(f"activation_dtype is 'u8' or 'i8', not {activation_dtype!r}")
     source = _source(model, folder, dims)
-    extents = {} if calibration is None else calibration.extents
-    graph = clean(source.build({**source.uppers, **extents}, {}))
+    extents = dict(source.uppers)
+    if calibration is not None:
+        extents.update(calibration.extents)
+    graph = clean(source.build(extents, {}))
     count = quantize_graph(
         graph,
         Selection(tuple(ops), tuple(exclude)),
@@ -153,9 +155,13 @@ def _source(
     model: Any, folder: str | os.PathLike[str] | None, dims: Mapping[str, int] | None = None
 ) -> Source:
     if isinstance(model, Graph):
-        ir = model.ir
+
+        def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> IrGraph:
+            del hints  # the graph was built without
+            return clone_graph(model.ir, fixed)
+
         # Unlike an executable's, the copies keep the data of the weights: it is what is quantised.
-        return replace(graph_source(ir, dims), build=lambda hints, fixed: clone_graph(ir, fixed))
+        return replace(graph_source(model.ir, dims), build=build)
     from rlx.api.onnx import onnx_source
     from rlx.frontends.onnx.source import open_model
 

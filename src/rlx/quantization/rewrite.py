@@ -56,7 +56,8 @@ class Selection:
     def nodes(self, graph: Graph) -> list[Node]:
         """Return the chosen products of an f32 activation and an f32 weight, outside of control flow."""
         used: set[str] = set()
-        found = [n for n in graph.block if self._takes(n, used)]
+        params = graph.param_values()
+        found = [n for n in graph.block if self._takes(n, params, used)]
         unused = [p for p in self.exclude if p not in used]
         if unused:
             raise UsageError(
@@ -65,7 +66,7 @@ class Selection:
             )
         return found
 
-    def _takes(self, node: Node, used: set[str]) -> bool:
+    def _takes(self, node: Node, params: set[Value], used: set[str]) -> bool:
         if node.op.name not in self.ops:
             return False
         matching = [p for p in self.exclude if fnmatchcase(_name(node), p)]
@@ -74,7 +75,7 @@ class Selection:
         assert x is not None
         assert w is not None
         f32 = x.type.dtype is DType.F32 and w.type.dtype is DType.F32
-        return not matching and f32 and _is_weight(w) and not _is_weight(x)
+        return not matching and f32 and _is_weight(w, params) and not _is_weight(x, params)
 
 
 def _name(node: Node) -> str:
@@ -171,15 +172,15 @@ def _channel_axis(node: Node) -> int | None:
             return None
 
 
-def _is_weight(value: Value) -> bool:
+def _is_weight(value: Value, params: set[Value]) -> bool:
     """Return whether a value follows from params and constants alone, and from at least one param."""
     producer = value.producer
     if producer is None:
-        return value.block is not None and value not in value.block.parameters
+        return value in params
     if producer.regions or isinstance(producer.op, Constant):
         return False
     fixed = [v for v in producer.operands if v is not None and not _is_constant(v)]
-    return bool(fixed) and all(_is_weight(v) for v in fixed)
+    return bool(fixed) and all(_is_weight(v, params) for v in fixed)
 
 
 def _is_constant(value: Value) -> bool:

@@ -126,6 +126,17 @@ def test_a_product_of_two_activations_stays() -> None:
         rlx.quantize(g)
 
 
+def test_a_state_is_no_weight() -> None:
+    with rlx.Graph() as g:
+        x = g.input("x", [4, 4])
+        h = g.state("h", [4, 4])
+        y = x @ h
+        g.set_next(h, y)
+        g.output("y", y)
+    with pytest.raises(rlx.UsageError, match="no matmul or conv"):
+        rlx.quantize(g)
+
+
 def test_a_weight_that_is_computed_from_weights() -> None:
     with rlx.Graph() as g:
         x = g.input("x", ["N", 32])

@@ -162,6 +162,23 @@ def _name_of(cls: str) -> str:
     return next(n for n, c in registered_ops().items() if c.__name__ == cls)
 
 
+def test_a_state_keeps_its_dtype() -> None:
+    graph, _ = _apply(
+        """graph {
+  input %x: f32[4]
+  state "h" %h: f32[4] = dense<f32[]: 0.0>
+  %next = add(%h, %x)
+  next "h" = %next
+  return %next as "y"
+}""",
+        "bf16",
+    )
+    (state,) = graph.states
+    assert _dtypes(graph) == {"add": {"bf16"}}
+    assert state.next is graph.outputs[0]
+    assert state.next.type.dtype is DType.F32
+
+
 @dataclass(frozen=True)
 class _OnlyF32(Op):
     name = "only_f32"
