@@ -2,7 +2,8 @@
 """What a backend is. A backend author reads this file, then `rlx.testing.conformance`.
 
 A backend finds targets, says which operators it claims, and compiles a graph of claimed operators into a
-`CompiledGraph`. It registers under the entry point group ``rlx.backends`` (an instance named `backend`).
+`CompiledGraph`. It registers under the entry point group ``rlx.backends`` (an instance named `backend`). Devices with
+memory and streams of their own: `rlx.backends.device`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def from_dlpack(given: Any) -> Array:
         )
     try:
         return np.from_dlpack(given)
-    except RuntimeError:  # a dtype NumPy does not know
+    except (RuntimeError, BufferError):  # a dtype NumPy does not know; the latter since NumPy 2.5
         return _reinterpreted(given)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlx.backends.cpu.isa import Isa, host_isa
+from rlx.backends.device import Device
 from rlx.backends.host import HostMemory
 from rlx.backends.protocol import CompiledGraph, CompileOptions, SavedGraph, StateMemory
 from rlx.base import config
@@ -142,6 +143,13 @@ class CpuBackend:
         return CpuProgram(
             program, objects, self._isa(), _threads(options), dispatch, _object_cache()
         )
+
+    def device(self, target: Target) -> Device:
+        """Return the host's memory and the caller's thread."""
+        del target
+        from rlx.backends.host_device import HostDevice
+
+        return HostDevice()
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return the instruction set, caches and LLVM version."""

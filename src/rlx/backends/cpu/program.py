@@ -33,6 +33,7 @@ from rlx.memory.plan import Plan, plan_memory
 from rlx.memory.report import placements
 
 if TYPE_CHECKING:
+    from rlx.backends.device import Buffer, Stream
     from rlx.ir.graph import Value
 
 __all__ = ["CpuProgram"]
@@ -285,6 +286,18 @@ class CpuProgram:
     def view(self, slot: int, dtype: DType, shape: tuple[int, ...]) -> Array:
         """Return a slot's bytes as an array; see the protocol."""
         return self._array(slot, dtype.numpy, shape)
+
+    def enqueue(
+        self,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        env: Mapping[str, int],
+        stream: Stream,
+    ) -> None:
+        """Run once on buffers; see `rlx.backends.device.EnqueuingGraph`."""
+        from rlx.backends.host_device import enqueue_on_host
+
+        enqueue_on_host(self, self.program, inputs, outputs, env, stream)
 
     def _error(self, outcome: Outcome) -> Exception:
         if outcome.status is not Status.ERROR:

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from rlx.backends.device import Buffer, Device, Stream
 from rlx.backends.host import HostMemory
+from rlx.backends.null.device import NullDevice
+from rlx.backends.null.launching import Launcher
 from rlx.backends.protocol import CompiledGraph, CompileOptions, MemoryReport, StateMemory
 from rlx.base.dims import Dim
 from rlx.base.errors import DeviceError
@@ -47,7 +50,8 @@ class _Compiled:
     def __init__(self, program: Program) -> None:
         self.program = program
         self._plan = Plan()
-        self._weights: dict[str, int] = {}
+        self._weights: dict[str, Array] = {}
+        self._launcher = Launcher(program)
         self.states = {s.name: s.shape for s in program.states}
         counts = Counter(str(t.kernel) for t in program.thunks if t.kernel is not None)
         self.dispatch: Sequence[tuple[str, str, int]] = [
@@ -55,13 +59,25 @@ class _Compiled:
         ]
 
     def set_weight(self, name: str, data: Array) -> None:
-        self._weights[name] = data.nbytes
+        self._weights[name] = data
+        self._launcher.forget_weights()
 
     def set_state(self, name: str, memory: StateMemory) -> None:
         """Nothing runs, so nothing is read."""
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         self._plan = plan_memory(self.program, uppers)
+        self._launcher.release()
+
+    def enqueue(
+        self,
+        inputs: Sequence[Buffer],
+        outputs: Sequence[Buffer],
+        env: Mapping[str, int],
+        stream: Stream,
+    ) -> None:
+        """Enter the launches of a run in the books of the device; nothing is computed."""
+        self._launcher.enqueue(self._plan, self._weights, inputs, outputs, env, stream)
 
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
@@ -71,14 +87,17 @@ class _Compiled:
 
     def memory(self) -> MemoryReport:
         return MemoryReport(
-            weights=sum(self._weights.values()),
+            weights=sum(w.nbytes for w in self._weights.values()),
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
             state=self._plan.state,
             tensors=placements(
                 self.program,
                 self._plan,
-                {s: self._weights.get(w.name, 0) for s, w in self.program.weights.items()},
+                {
+                    slot: self._weights[weight.name].nbytes if weight.name in self._weights else 0
+                    for slot, weight in self.program.weights.items()
+                },
             ),
         )
 
@@ -87,8 +106,10 @@ class _Compiled:
 
     def trim(self) -> None:
         self._plan = Plan()
+        self._launcher.release()
 
     def close(self) -> None:
+        self._launcher.release()
         self._weights.clear()
 
 
@@ -121,6 +142,11 @@ class NullBackend:
         """Return memory of the host."""
         del target
         return HostMemory(np.zeros(nbytes, np.uint8))
+
+    def device(self, target: Target) -> Device:
+        """Return a device that checks the rules of its use."""
+        del target
+        return NullDevice()
 
     def describe(self, target: Target) -> Mapping[str, Any]:
         """Return nothing: there is no device."""
