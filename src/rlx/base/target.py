@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Claims", "Target"]
+from rlx.base.dtypes import DType
+from rlx.base.types import TensorType
+
+__all__ = ["Claims", "Limit", "Target"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,38 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
+class Limit:
+    """What a backend takes of an operator whose own rule allows more.
+
+    Attributes:
+        dtypes: of the first operand.
+        wider: (dtype, dtype it is computed in instead): operands are converted, and the result is converted back.
+            For floats that rounds once, as the meaning does; for integers it is right where results only depend
+            on the low bits of the operands (sums of products).
+        rank: least rank of every operand.
+    """
+
+    dtypes: frozenset[DType]
+    wider: tuple[tuple[DType, DType], ...] = ()
+    rank: int = 0
+
+    def takes(self, types: Sequence[TensorType | None]) -> bool:
+        """Return whether operands of these types are taken as they are."""
+        present = [t for t in types if t is not None]
+        return present[0].dtype in self.dtypes and all(t.rank >= self.rank for t in present)
+
+    def wider_than(self, dtype: DType) -> DType | None:
+        """Return the dtype that stands in for one that is not taken, None if there is none."""
+        return dict(self.wider).get(dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Claims:
     """What a backend takes.
 
     Attributes:
         ops: names of operators that it compiles; empty means all of them.
+        limits: (operator, limit) for operators of which it does not take every case.
         epilogue_anchors: operators whose kernels take an elementwise epilogue.
         kernels: operators that have a kernel of their own, better than the region they could be
             expressed as.
@@ -45,6 +76,7 @@ class Claims:
     """
 
     ops: frozenset[str] = frozenset()
+    limits: tuple[tuple[str, Limit], ...] = ()
     epilogue_anchors: frozenset[str] = frozenset()
     kernels: frozenset[str] = frozenset()
     layouts: tuple[tuple[str, str], ...] = ()
@@ -52,6 +84,10 @@ class Claims:
     def supports(self, op_name: str) -> bool:
         """Return whether the backend compiles this operator."""
         return not self.ops or op_name in self.ops
+
+    def limit_of(self, op_name: str) -> Limit | None:
+        """Return the limit of an operator, None where all of its cases are taken."""
+        return next((limit for name, limit in self.limits if name == op_name), None)
 
     def prefers_kernel(self, op_name: str) -> bool:
         """Return whether the operator should stay itself instead of becoming part of a region."""

@@ -356,6 +356,7 @@ class Concat(Op):
     samples: ClassVar[tuple[Sample, ...]] = (
         Sample((Operand((2, 3)), Operand((2, 5)), Operand((2, 0))), {"axis": 1}),
         Sample((Operand((2, 3)), Operand((1, 3))), {"axis": 0}),
+        Sample((Operand((2, 0)), Operand((2, 0))), {"axis": 1}),
         Sample((Operand((2, 3)), Operand((2, 4))), {"axis": 0}, error="differ"),
     )
 

@@ -18,7 +18,7 @@ __all__ = ["Decompose"]
 
 @dataclass(frozen=True)
 class Decompose:
-    """op(x) -> op.decompose(x) where the target does not claim `op`, repeatedly.
+    """op(x) -> op.decompose(x) where the target does not claim `op`, or not for these operands, repeatedly.
 
     An operator that can be expressed as a region stays if the target runs regions. An operator with
     neither stays as
@@ -37,7 +37,7 @@ class Decompose:
             return False
 
         def expand(node: Node, builder: Builder) -> Match:
-            if claims.supports(node.op.name) or _is_region(node, claims):
+            if _is_taken(node, claims) or _is_region(node, claims):
                 return None
             decompose: Any = getattr(node.op, "decompose", None)
             if decompose is None:
@@ -49,6 +49,12 @@ class Decompose:
             return found
 
         return apply_rules(graph, [Rule("decompose", (), expand)])
+
+
+def _is_taken(node: Node, claims: Claims) -> bool:
+    limit = claims.limit_of(node.op.name)
+    types = [o.type if o is not None else None for o in node.operands]
+    return claims.supports(node.op.name) and (limit is None or limit.takes(types))
 
 
 def _is_region(node: Node, claims: Claims) -> bool:

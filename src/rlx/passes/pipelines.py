@@ -22,6 +22,7 @@ from rlx.passes.manager import Entry, Pipeline, parse_passes
 from rlx.passes.precision import ApplyPrecision
 from rlx.passes.qmatmul import RecognizeQuantizedMatMul
 from rlx.passes.states import LateStateWrites
+from rlx.passes.widen import Widen
 
 __all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
 
@@ -43,6 +44,10 @@ _RECOGNISE = (
 )
 
 _HOIST = (
+    Entry(
+        Widen(),
+        "narrow operands are converted where they come from: once for weights, else in a region",
+    ),
     Entry(
         Hoist(),
         "dequantised and transposed weights are computed once; later passes see plain params",
@@ -130,6 +135,7 @@ PASSES: dict[str, type[Any]] = {
         RecognizeAttention,
         RecognizeQuantizedMatMul,
         SinkTransposes,
+        Widen,
     )
 }
 """Pass classes by the name that the command line and dumps use."""

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlx.backends.cpu.isa import Isa
-from rlx.base.target import Claims
+from rlx.backends.cpu.ops import PRODUCT_DTYPES
+from rlx.base.dtypes import DType
+from rlx.base.target import Claims, Limit
 
 __all__ = ["cpu_claims"]
 
@@ -15,11 +19,31 @@ _OPS = frozenset(
 )
 
 
+_HALVES = ((DType.F16, DType.F32), (DType.BF16, DType.F32))
+_BYTES = (
+    (DType.I8, DType.I32),
+    (DType.I16, DType.I32),
+    (DType.U8, DType.U32),
+    (DType.U16, DType.U32),
+)
+_PRODUCTS = Limit(PRODUCT_DTYPES, (*_HALVES, *_BYTES))
+_TRANSFORMS = Limit(frozenset({DType.F32, DType.F64}), _HALVES)
+_LIMITS = {
+    "matmul": replace(_PRODUCTS, rank=2),
+    "conv": _PRODUCTS,
+    "conv_transpose": _PRODUCTS,
+    "attention": Limit(frozenset({DType.F32}), _HALVES),
+    "dft": _TRANSFORMS,
+    "stft": _TRANSFORMS,
+}
+
+
 def cpu_claims(isa: Isa) -> Claims:
     """Return the claims for an instruction set."""
     integer = frozenset({"quantized_matmul"}) if isa.has_vnni else frozenset[str]()
     return Claims(
         ops=_OPS | integer,
+        limits=tuple(_LIMITS.items()),
         epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}) | integer,
         layouts=(("conv", "nhwc"), ("conv_transpose", "nhwc"), ("pool", "nhwc")),
     )

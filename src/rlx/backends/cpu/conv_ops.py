@@ -11,17 +11,17 @@ from math import prod
 import numpy as np
 
 from rlx.base.dims import Dim, product
-from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
+from rlx.ir.graph import Value
 from rlx.ir.op import Op
 from rlx.ops.conv import ConvTranspose
+from rlx.ops.movement import concat, pad, reshape, slice_axis, transpose
 from rlx.ops.spec import op
 from rlx.ops.windows import Pads, window_count
 
 __all__ = [
-    "KERNEL_DTYPES",
     "DepthwiseConv",
     "PackConv",
     "PackConvTranspose",
@@ -31,10 +31,6 @@ __all__ = [
     "phase_taps",
     "phases",
 ]
-
-
-KERNEL_DTYPES = frozenset({DType.F32, DType.F64, DType.I32, DType.U32, DType.I64, DType.U64})
-"""What the convolution kernels compute in."""
 
 
 def _extents(
@@ -93,6 +89,30 @@ class PackConv(Op):
         # [groups, columns, channels, taps] -> [groups, taps, channels, columns]
         split = w.reshape(self.groups, columns, w.shape[1], prod(w.shape[2:])).transpose(0, 3, 2, 1)
         return _pack(split, self.lanes, self.width)
+
+    def decompose(self, w: Value) -> Value:
+        """Return the same made of moves, for weights that come at run time."""
+        columns = int(w.type.shape[0]) // self.groups
+        channels, *kernel = (int(d) for d in w.type.shape[1:])
+        split = reshape(w, (self.groups, columns, channels, prod(kernel)))
+        return _emit_pack(transpose(split, (0, 3, 2, 1)), self.lanes, self.width)
+
+
+def _emit_pack(matrix: Value, lanes: int, width: int) -> Value:
+    """[groups, taps, channels, columns] -> [groups, everything in panels], as `_pack` does."""
+    groups, taps, channels, columns = (int(d) for d in matrix.type.shape)
+    depth, padded = taps * channels, packed_columns(columns, lanes, width)
+    full = reshape(matrix, (groups, depth, columns))
+    full = pad(full, (0, 0, 0), (0, 0, padded - columns))
+    whole = padded // width
+    parts: list[Value] = []
+    if whole:
+        panels = reshape(slice_axis(full, 2, 0, whole * width), (groups, depth, whole, width))
+        parts.append(reshape(transpose(panels, (0, 2, 1, 3)), (groups, depth * whole * width)))
+    if padded > whole * width or not whole:
+        rest = padded - whole * width
+        parts.append(reshape(slice_axis(full, 2, whole * width, rest), (groups, depth * rest)))
+    return concat(parts, 1)
 
 
 def _pack(matrix: Array, lanes: int, width: int) -> Array:
@@ -302,6 +322,18 @@ class PackConvTranspose(Op):
         # [groups, channels, columns, taps] -> [groups, taps, channels, columns]
         split = part.reshape(self.groups, channels, columns, count).transpose(0, 3, 1, 2)
         return _pack(split, self.lanes, self.width)
+
+    def decompose(self, w: Value) -> Value:
+        """Return the same made of moves, for weights that come at run time."""
+        channels, columns, *kernel = (int(d) for d in w.type.shape)
+        taps = self._taps(kernel)
+        for axis, chosen in enumerate(taps, 2):
+            first, second = (*chosen, 0, 0)[:2]
+            step = second - first if len(chosen) > 1 else 1
+            w = slice_axis(w, axis, first, len(chosen), step)
+        count = prod([len(t) for t in taps])
+        split = reshape(w, (self.groups, channels // self.groups, columns, count))
+        return _emit_pack(transpose(split, (0, 3, 1, 2)), self.lanes, self.width)
 
 
 @op("cpu.packed_conv_transpose")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import prod
 
 from rlx.backends.cpu.conv_ops import (
-    KERNEL_DTYPES,
     DepthwiseConv,
     PackConv,
     PackConvTranspose,
@@ -18,7 +17,7 @@ from rlx.backends.cpu.conv_ops import (
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import conv_width
 from rlx.backends.cpu.kernels.gemm_tiles import panel_width
-from rlx.backends.cpu.ops import PackedMatMul, PackPanels
+from rlx.backends.cpu.ops import PRODUCT_DTYPES, PackedMatMul, PackPanels
 from rlx.base.dtypes import DType
 from rlx.base.types import Shape, TensorType
 from rlx.expr.body import Body, BodyBuilder, Scalar, trace
@@ -27,8 +26,11 @@ from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.conv import Conv, ConvTranspose
+from rlx.ops.matmul import MatMul
 from rlx.ops.movement import Reshape, Transpose
 from rlx.ops.region import Region, WithEpilogue
+from rlx.ops.spec import building
+from rlx.passes.captures import weight_values
 from rlx.passes.manager import PassContext
 
 __all__ = ["PackConvolutions"]
@@ -42,8 +44,7 @@ class PackConvolutions:
     pixel with a 1x1 kernel becomes a matrix product. A transposed convolution gets the weights of
     each of its phases, or, where windows do not overlap and it has few channels, becomes a
     pointwise convolution whose result is rearranged. The bias becomes the first step of the
-    epilogue; f16 and bf16 are computed in f32 and rounded there. Exact, but that a bias is added
-    after rounding the sum of f32 products.
+    epilogue. Exact, but that a bias is added after rounding the sum of products.
     """
 
     isa: Isa
@@ -53,36 +54,54 @@ class PackConvolutions:
         """Apply to all blocks; return whether anything changed."""
         del ctx
         rewriter = Rewriter(graph.facts)
+        packer = _Packer(self.isa, rewriter, weight_values(graph))
         with graph.facts.active():
             for node in list(graph.block.walk()):
                 anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
                 if isinstance(anchor, Conv | ConvTranspose) and anchor.layout == "nhwc":
-                    self._node(rewriter, node, anchor)
+                    packer.node(node, anchor)
         return rewriter.changed
 
-    def _node(self, rewriter: Rewriter, node: Node, op: Conv | ConvTranspose) -> None:
+
+class _Packer:
+    def __init__(self, isa: Isa, rewriter: Rewriter, weights: set[Value]) -> None:
+        self.isa = isa
+        self.rewriter = rewriter
+        self.weights = weights
+
+    def node(self, node: Node, op: Conv | ConvTranspose) -> None:
+        """Rewrite one convolution, or leave it where the shape of its weights is not known."""
         x, w = node.operands[:2]
         assert x is not None
         assert w is not None
-        compute = x.type.dtype.compute
-        static = w.type.is_static and isinstance(x.type.shape[-1], int)
-        if compute not in KERNEL_DTYPES or not static:
+        if x.type.dtype not in PRODUCT_DTYPES or not w.type.is_static:
             return
-        builder = rewriter.before(node)
-        x, w = _widened(builder, x), _widened(builder, w)
+        builder = self.rewriter.before(node)
+        channels = int(w.type.shape[0] if isinstance(op, ConvTranspose) else w.type.shape[1])
+        if isinstance(op, Conv):
+            channels *= op.groups
+        if x.type.shape[-1] != channels:  # x calls them by a name
+            x = builder.emit_one(Reshape((*x.type.shape[:-1], channels)), x)
         if isinstance(op, ConvTranspose) and self._is_shuffle(op, w):
-            self._shuffled(rewriter, node, op, x, w)
+            self._shuffled(node, op, x, w)
             return
         if isinstance(op, Conv):
             packed, weights = self._packed(builder, op, x, w)
         else:
             packed, weights = self._phases(builder, op, x, w)
-        body, extras = _epilogue(node, compute)
+        body, extras = _epilogue(node)
         operands = [x, *weights]
         new_op = packed if body is None else WithEpilogue(packed, len(operands), body)
         types = [r.type for r in node.results]
         new = builder.emit_typed(new_op, [*operands, *extras], types)
-        rewriter.replace_node(node, new.results)
+        self.rewriter.replace_node(node, new.results)
+
+    def _pack(self, builder: Builder, op: PackConv | PackConvTranspose, w: Value) -> Value:
+        """Return packed weights: by one operator where they are known before the run, else by moves."""
+        if w in self.weights:
+            return builder.emit_one(op, w)
+        with building(builder):
+            return op.decompose(w)
 
     def _packed(self, builder: Builder, op: Conv, x: Value, w: Value) -> tuple[Op, list[Value]]:
         """Return the private operator and its weights."""
@@ -94,13 +113,15 @@ class PackConvolutions:
             flat = builder.emit_one(Reshape((columns, prod(kernel))), w)
             return DepthwiseConv(*window), [builder.emit_one(Transpose((1, 0)), flat)]
         pixel = prod(kernel) == 1 and all(d == 1 for d in x.type.shape[1:-1]) and _is_plain(op)
-        if pixel and op.groups == 1 and dtype.is_float:
+        if pixel and op.groups == 1:
             matrix = builder.emit_one(Reshape((columns, per_group)), w)
             matrix = builder.emit_one(Transpose((1, 0)), matrix)
+            if w not in self.weights:
+                return MatMul(), [matrix]
             panels = builder.emit_one(PackPanels(panel_width(self.isa, dtype)), matrix)
             return PackedMatMul(columns), [panels]
         layout = self._layout(dtype)
-        weights = builder.emit_one(PackConv(op.groups, *layout), w)
+        weights = self._pack(builder, PackConv(op.groups, *layout), w)
         return PackedConv(*window, op.groups, columns, *layout), [weights]
 
     def _layout(self, dtype: DType) -> tuple[int, int]:
@@ -116,7 +137,7 @@ class PackConvolutions:
         layout = self._layout(x.type.dtype)
         strides, dilations = op.strides, op.dilations
         weights = [
-            builder.emit_one(PackConvTranspose(op.groups, strides, dilations, phase, *layout), w)
+            self._pack(builder, PackConvTranspose(op.groups, strides, dilations, phase, *layout), w)
             for phase in phases(strides)
         ]
         window = (shape[2:], strides, dilations, op.pads, op.output_padding)
@@ -129,11 +150,9 @@ class PackConvolutions:
         few = int(w.type.shape[1]) < self.isa.lanes(w.type.dtype)
         return untouched and disjoint and few and op.groups == 1
 
-    def _shuffled(
-        self, rewriter: Rewriter, node: Node, op: ConvTranspose, x: Value, w: Value
-    ) -> None:
+    def _shuffled(self, node: Node, op: ConvTranspose, x: Value, w: Value) -> None:
         """Every pixel gives the channels of its window; a region puts them in their places."""
-        builder, rank = rewriter.before(node), len(op.strides)
+        builder, rank = self.rewriter.before(node), len(op.strides)
         channels, columns, *kernel = (int(d) for d in w.type.shape)
         order = (*range(2, 2 + rank), 1, 0)
         rows = builder.emit_one(Transpose(order), w)
@@ -149,13 +168,14 @@ class PackConvolutions:
         # Operand axes (N, space, kernel, O) among those of the result (N, s1, k1, s2, k2, ..., O).
         axes = (0, *range(1, 2 * rank, 2), *range(2, 2 * rank + 1, 2), 2 * rank + 1)
         places = IndexMap(len(full), tuple(AxisMap(a) for a in axes))
-        body, extras = _epilogue(node, x.type.dtype)
+        body, extras = _epilogue(node)
         if body is None:
             body = trace(_same, [x.type.dtype])
         others = [self._split_extra(builder, e, node.result.type, full) for e in extras]
         region = Region(body, full, (places, *(None for _ in others)))
         (moved,) = builder.emit(region, split, *others)
-        rewriter.replace_node(node, [builder.emit_one(Reshape(node.result.type.shape), moved)])
+        result = builder.emit_one(Reshape(node.result.type.shape), moved)
+        self.rewriter.replace_node(node, [result])
 
     @staticmethod
     def _split_extra(builder: Builder, extra: Value, result: TensorType, full: Shape) -> Value:
@@ -175,33 +195,17 @@ def _same(value: Scalar) -> Scalar:
     return value
 
 
-def _widened(builder: Builder, value: Value) -> Value:
-    """Return a narrow float as f32, anything else as it is."""
-    dtype = value.type.dtype
-    if dtype is dtype.compute:
-        return value
-    body = trace(_same, [dtype], dtype.compute)
-    return builder.emit_one(Region(body, value.type.shape), value)
-
-
-def _epilogue(node: Node, compute: DType) -> tuple[Body | None, list[Value]]:
+def _epilogue(node: Node) -> tuple[Body | None, list[Value]]:
     """Return (accumulator, bias?, ...) -> what the node gives, with the operands it takes."""
     old = node.op if isinstance(node.op, WithEpilogue) else None
     anchors = old.anchor_operands if old is not None else len(node.operands)
     extras = [o for o in node.operands[anchors:] if o is not None]
     bias = node.operands[2] if anchors > 2 else None
-    x = node.operands[0]
-    assert x is not None
-    dtype = x.type.dtype
-    if bias is None and dtype is compute:
+    if bias is None:
         return (old.body if old is not None else None), extras
-    first = [] if bias is None else [bias]
-    builder = BodyBuilder([compute, *(v.type.dtype for v in (*first, *extras))])
-    total = builder.input(0)
-    if bias is not None:
-        total = total + builder.input(1).cast(compute)
-    total = total.cast(dtype)
+    builder = BodyBuilder([bias.type.dtype, bias.type.dtype, *(v.type.dtype for v in extras)])
+    total = builder.input(0) + builder.input(1)
     if old is None:
-        return builder.finish(total), first
-    rest = [builder.input(1 + len(first) + i) for i in range(len(extras))]
-    return builder.finish(*builder.inline(old.body, [total, *rest])), [*first, *extras]
+        return builder.finish(total), [bias]
+    rest = [builder.input(2 + i) for i in range(len(extras))]
+    return builder.finish(*builder.inline(old.body, [total, *rest])), [bias, *extras]

@@ -17,7 +17,17 @@ from rlx.ir.op import Op
 from rlx.ops.matmul import product_flops
 from rlx.ops.spec import op
 
-__all__ = ["PackPanels", "PackQuads", "PackedMatMul", "PackedQuantizedMatMul", "QuadOffsets"]
+__all__ = [
+    "PRODUCT_DTYPES",
+    "PackPanels",
+    "PackQuads",
+    "PackedMatMul",
+    "PackedQuantizedMatMul",
+    "QuadOffsets",
+]
+
+PRODUCT_DTYPES = frozenset({DType.F32, DType.F64, DType.I32, DType.U32, DType.I64, DType.U64})
+"""What the kernels of matrix products and convolutions compute in."""
 
 
 @op("cpu.pack_panels")

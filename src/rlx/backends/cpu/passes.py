@@ -11,6 +11,7 @@ from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.ops import (
+    PRODUCT_DTYPES,
     PackedMatMul,
     PackedQuantizedMatMul,
     PackPanels,
@@ -22,13 +23,16 @@ from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
+from rlx.ops.attention import Attention
 from rlx.ops.elementwise import mul
+from rlx.ops.leaf import Constant
 from rlx.ops.matmul import MatMul
 from rlx.ops.movement import expand
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.region import Region, WithEpilogue
-from rlx.ops.spec import building
+from rlx.ops.spec import building, emit_one
 from rlx.passes.captures import weight_values
+from rlx.passes.decompose import Decompose
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
 from rlx.passes.lift import LiftParamWork
@@ -39,6 +43,12 @@ __all__ = ["PackMatMul", "cpu_passes"]
 
 def _anchor(node: Node) -> type[Op]:
     return type(node.op.anchor if isinstance(node.op, WithEpilogue) else node.op)
+
+
+def _is_known(value: Value, weights: set[Value]) -> bool:
+    """Whether a value is there before a run: what is computed from such values alone is computed once."""
+    producer = value.producer
+    return value in weights or (producer is not None and isinstance(producer.op, Constant))
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,7 @@ class PackMatMul:
         if (
             b.type.rank != 2
             or not b.type.is_static
-            or b.type.dtype not in (DType.F32, DType.F64)
+            or b.type.dtype not in PRODUCT_DTYPES
             or a.type.rank < 2
         ):
             return
@@ -94,49 +104,87 @@ class PackQuantizedMatMul:
         """Apply to all blocks; return whether anything changed."""
         del ctx
         rewriter = Rewriter(graph.facts)
+        weights = weight_values(graph)
         for node in list(graph.block.walk()):
             if _anchor(node) is QuantizedMatMul:
-                self._pack(rewriter, node)
+                _, _, a_zero, w, _ = node.operands[:5]
+                assert w is not None
+                depth, columns = w.type.shape
+                known = _is_known(w, weights) and (a_zero is None or _is_known(a_zero, weights))
+                if known and isinstance(columns, int) and depth % 4 == 0:
+                    self._pack(rewriter, node, columns)
+                else:
+                    self._decompose(rewriter, node)
         return rewriter.changed
 
-    def _pack(self, rewriter: Rewriter, node: Node) -> None:
+    def _pack(self, rewriter: Rewriter, node: Node, columns: int) -> None:
         a, a_scale, a_zero, w, w_scale = node.operands[:5]
         assert a is not None
         assert a_scale is not None
         assert w is not None
         assert w_scale is not None
-        depth, columns = w.type.shape
+        shift = 128 if a.type.dtype is DType.I8 else 0
         builder = rewriter.before(node)
         with building(builder):
-            if not isinstance(depth, int) or not isinstance(columns, int) or depth % 4:
-                base = QuantizedMatMul().decompose(a, a_scale, a_zero, w, w_scale)
-                operands, op = [base], None
-            else:
-                shift = 128 if a.type.dtype is DType.I8 else 0
-                quads = builder.emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
-                offsets = builder.emit_one(QuadOffsets(shift), w, a_zero)
-                scales = expand(mul(w_scale, a_scale), (columns,))
-                op = PackedQuantizedMatMul(columns)
-                operands = [a, quads, offsets, scales]
-        if op is None:
-            self._finish_decomposed(rewriter, node, operands[0])
-            return
-        wrapped: Op = WithEpilogue(op, 4, node.op.body) if isinstance(node.op, WithEpilogue) else op
-        new = builder.emit_typed(
-            wrapped, [*operands, *node.operands[5:]], [r.type for r in node.results]
-        )
+            quads = emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
+            offsets = emit_one(QuadOffsets(shift), w, a_zero)
+            scales = expand(mul(w_scale, a_scale), (columns,))
+        op: Op = PackedQuantizedMatMul(columns)
+        if isinstance(node.op, WithEpilogue):
+            op = WithEpilogue(op, 4, node.op.body)
+        operands = [a, quads, offsets, scales, *node.operands[5:]]
+        new = builder.emit_typed(op, operands, [r.type for r in node.results])
         rewriter.replace_node(node, new.results)
 
     @staticmethod
-    def _finish_decomposed(rewriter: Rewriter, node: Node, product: Value) -> None:
-        """Put the f32 product in place; its epilogue becomes a region of its own."""
+    def _decompose(rewriter: Rewriter, node: Node) -> None:
+        """Put the product of dequantised operands in place; an epilogue becomes a region of its own."""
+        a, a_scale, a_zero, w, w_scale = node.operands[:5]
+        assert a is not None
+        assert a_scale is not None
+        assert w is not None
+        assert w_scale is not None
+        builder = rewriter.before(node)
+        with building(builder):
+            product = QuantizedMatMul().decompose(a, a_scale, a_zero, w, w_scale)
         if not isinstance(node.op, WithEpilogue):
             rewriter.replace_node(node, [product])
             return
         region = Region(node.op.body, product.type.shape)
         operands = [product, *node.operands[5:]]
-        new = rewriter.before(node).emit_typed(region, operands, [r.type for r in node.results])
+        new = builder.emit_typed(region, operands, [r.type for r in node.results])
         rewriter.replace_node(node, new.results)
+
+
+@dataclass(frozen=True)
+class DecomposeUnknownDepth:
+    """attention(q, k, v) -> its decomposition where the depth of a head is known only at run time.
+
+    The kernel is made for the depth; numerical effect: that of the operator's own decomposition.
+    """
+
+    name = "cpu-decompose-unknown-depth"
+
+    def run(self, graph: Graph, ctx: PassContext) -> bool:
+        """Apply to all blocks; return whether anything changed."""
+        del ctx
+        rewriter = Rewriter(graph.facts)
+        with graph.facts.active():
+            for node in list(graph.block.walk()):
+                if isinstance(node.op, Attention):
+                    self._node(rewriter, node, node.op)
+        return rewriter.changed
+
+    @staticmethod
+    def _node(rewriter: Rewriter, node: Node, op: Attention) -> None:
+        q, k, v, mask = (*node.operands, None)[:4]
+        assert q is not None
+        assert k is not None
+        assert v is not None
+        if all(isinstance(d, int) for d in op.extents(q.type, k.type, v.type)[-2:]):
+            return
+        with building(rewriter.before(node)):
+            rewriter.replace_node(node, [op.decompose(q, k, v, mask)])
 
 
 def cpu_passes(isa: Isa) -> Sequence[Any]:
@@ -146,6 +194,8 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
             PackQuantizedMatMul(isa),
             "first, for what its kernel cannot take becomes f32 products, whose weights are packed below",
         ),
+        Entry(DecomposeUnknownDepth(), "the attention kernel is made for the depth of a head"),
+        Entry(Decompose(), "what these two emitted goes the way of everything before"),
         Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
         Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
         Entry(
@@ -157,4 +207,5 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
         Entry(
             PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"
         ),
+        Entry(FormRegions(), "weights that come at run time are rearranged by regions"),
     )

@@ -25,11 +25,13 @@ from functools import cache, cached_property
 from rlx.backends.cpu import vmath
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
+from rlx.backends.cpu.emit import load_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.gemm_tiles import tile_shape
 from rlx.backends.cpu.kernels.shuffles import transposed
-from rlx.backends.cpu.lltypes import F32, I8, I64, PTR, Type, vec
+from rlx.backends.cpu.lltypes import F32, I64, PTR, Type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering
+from rlx.backends.cpu.vconvert import cast
 from rlx.base.dims import Dim, ceildiv
 from rlx.base.dtypes import DType
 from rlx.ir.graph import Node
@@ -49,6 +51,7 @@ class _Spec:
     value_depth: int
     scale: float
     mask: str  # none, add, keep
+    mask_dtype: DType
     mask_moves: bool  # the mask varies along the keys
     causal: bool
     masked_row: str
@@ -177,13 +180,15 @@ class _Tile:
             score = vmath.tanh(f, score * (1.0 / spec.softcap)) * spec.softcap
         low = f.const(float("-inf"), self.vector)
         if spec.mask != "none":
-            kind = F32 if spec.mask == "add" else I8
-            where = f.offset(mask, row + keys.at if spec.mask_moves else row, kind)
+            dtype = spec.mask_dtype
             if spec.mask_moves:
-                value = f.load_masked(vec(kind, self.lanes), where, keys.inside)
+                value = load_value(f, dtype, mask, row + keys.at, self.lanes, keys.inside)
             else:
-                value = f.splat(f.load(kind, where), self.lanes)
-            score = score + value if spec.mask == "add" else f.select(value.ne(0), score, low)
+                value = f.splat(load_value(f, dtype, mask, row, 0), self.lanes)
+            if spec.mask == "add":
+                score = score + cast(f, value, dtype.compute, DType.F32)
+            else:
+                score = f.select(value, score, low)
         visible = keys.inside
         if spec.causal:
             visible = f.tail_mask(keys.seen - keys.at, self.vector)
@@ -323,7 +328,7 @@ def _attention_chunk(k: Kernel, tile: _Tile, functions: dict[int, Function], ind
     tiles = _udiv(k, rows + 5, k.i64(6))
     short = _udiv(k, rows, k.smax(tiles, 1))
     longer = rows - short * tiles
-    mask_kind = I8 if tile.spec.mask == "keep" else F32
+    mask_kind = storage_type(tile.spec.mask_dtype)
     with k.loop(0, tiles) as loop:
         row = first + loop.index * short + k.smin(loop.index, longer)
         size = short + k.zext(loop.index < longer, I64)
@@ -400,16 +405,14 @@ def lower_attention(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     """One kernel transposes the keys, one does the rest."""
     op = node.op
     assert isinstance(op, Attention)
-    q, k, v, mask = (*node.operands, None)[:4]
+    q, k, v = node.operands[:3]
     assert q is not None
     assert k is not None
     assert v is not None
     batch, _, _, keys, depth, value_depth = op.extents(q.type, k.type, v.type)
     kv_heads = _kv_heads(op, k)
-    plain = q.type.dtype is DType.F32 and (
-        mask is None or mask.type.dtype in (DType.F32, DType.BOOL)
-    )
-    if not plain or not isinstance(depth, int) or not isinstance(value_depth, int):
+    known = isinstance(depth, int) and isinstance(value_depth, int)
+    if q.type.dtype is not DType.F32 or not known:
         return False
     width = tile_shape(isa).vectors * isa.lanes(DType.F32)
     blocks = ceildiv(keys, width)
@@ -446,6 +449,7 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
         value_depth,
         op.scale,
         kind,
+        DType.F32 if mask is None else mask.type.dtype,
         moves,
         op.causal != "none",
         op.masked_row,

@@ -45,6 +45,8 @@ _ROWS = 8
 _WIDEST_RUN = 7
 """Kernel rows up to this many taps are compiled in; longer ones are walked by a loop."""
 _OPERATIONS_PER_CHUNK = 800_000
+_UNKNOWN_COLUMNS = 64
+"""What a chunk is sized for where the number of channels is known only at run time."""
 _OWN_WORDS = [
     "multiplier",
     "step_p",
@@ -413,11 +415,12 @@ def launch_channelwise(
     )
     words = window_words(g, dtype.itemsize)
     count = prod(g.kernel)
-    pixels = max(1, _OPERATIONS_PER_CHUNK // max(1, count * g.columns * _ROWS)) * _ROWS
+    width = g.columns if isinstance(g.columns, int) else _UNKNOWN_COLUMNS
+    pixels = max(1, _OPERATIONS_PER_CHUNK // max(1, count * width * _ROWS)) * _ROWS
     blocks = ceildiv(g.pixels, pixels)
     highs: tuple[Dim, ...] = (*(1 for _ in range(3 - len(g.kernel))), *(counted or g.space))
     own: list[Dim] = [
-        g.columns // max(1, g.channels),
+        1 if g.columns == g.channels else int(g.columns) // max(1, int(g.channels)),
         dilation * g.channels * dtype.itemsize,
         blocks,
         pixels,

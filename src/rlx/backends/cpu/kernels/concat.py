@@ -37,7 +37,7 @@ def lower_concat(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     for operand in node.operands:
         assert operand is not None
         shape = operand.type.shape
-        if shape[axis] != 0:
+        if shape[axis] != 0 or kind.shape[axis] == 0:  # a result is written even where it is empty
             source = dense_access(ctx.slot(operand), kind.dtype, shape)
             launch_move(
                 ctx, isa, shape, source, Access(slot, kind.dtype, strides, at * strides[axis])

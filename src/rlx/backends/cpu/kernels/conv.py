@@ -32,7 +32,7 @@ from math import prod
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
-from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, PackedConv, packed_columns
+from rlx.backends.cpu.conv_ops import PackedConv, packed_columns
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.tile import Finish, Place, TileFinisher, plan_finish
 from rlx.backends.cpu.kernels.window import (
@@ -50,6 +50,7 @@ from rlx.backends.cpu.kernels.window import (
 )
 from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
+from rlx.backends.cpu.ops import PRODUCT_DTYPES
 from rlx.base.dims import ceildiv
 from rlx.ir.graph import Node
 from rlx.kernel.program import Arg, DimArg, SlotArg
@@ -479,7 +480,7 @@ def launch_conv(
     dtype = plan.dtype
     lanes = isa.lanes(dtype)
     width = conv_width(isa) * lanes
-    columns, depth = g.columns // groups, g.channels // groups
+    columns, depth = int(g.columns) // groups, int(g.channels) // groups
     whole, rest = divmod(columns, width)
     pointwise = g.is_pointwise and spread is None
     few, row = depth < _UNROLLED_DEPTH, g.kernel[-1]
@@ -496,7 +497,7 @@ def launch_conv(
         spread is not None,
         runs,
         row * depth if unrolled else None,
-        g.strides[-1] * g.channels if unrolled else None,
+        g.strides[-1] * int(g.channels) if unrolled else None,
     )
     taps = prod(g.kernel)
     words = window_words(g, dtype.itemsize, spread)
@@ -525,7 +526,7 @@ def launch_conv(
 
 @lowering(PackedConv)
 def lower_packed_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Weights in panels, x channels-last, any dtype of `KERNEL_DTYPES`."""
+    """Weights in panels, x channels-last, any dtype of `PRODUCT_DTYPES`."""
     op, operands, body, extras = split_epilogue(node)
     assert isinstance(op, PackedConv)
     x, w = operands
@@ -534,7 +535,7 @@ def lower_packed_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None
     result, dtype = node.result.type, x.type.dtype
     plan = plan_finish(dtype, result.shape, result.dtype, body, extras)
     channels = x.type.shape[-1]
-    if plan is None or dtype not in KERNEL_DTYPES or not isinstance(channels, int):
+    if plan is None or dtype not in PRODUCT_DTYPES or not isinstance(channels, int):
         return False
     shape, out = x.type.shape, result.shape
     before = tuple(b for b, _ in op.pads)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from math import gcd
 
-from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, PackedConvTranspose, phase_taps, phases
+from rlx.backends.cpu.conv_ops import PackedConvTranspose, phase_taps, phases
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import launch_conv
 from rlx.backends.cpu.kernels.tile import plan_finish
 from rlx.backends.cpu.kernels.window import Spread, Window
 from rlx.backends.cpu.lowering import lowering, split_epilogue
+from rlx.backends.cpu.ops import PRODUCT_DTYPES
 from rlx.base.dims import Dim, ceildiv
 from rlx.base.types import Shape
 from rlx.ir.graph import Node
@@ -65,14 +66,14 @@ def phase_windows(
 
 @lowering(PackedConvTranspose)
 def lower_packed_conv_transpose(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Weights of every phase in panels, x channels-last, any dtype of `KERNEL_DTYPES`."""
+    """Weights of every phase in panels, x channels-last, any dtype of `PRODUCT_DTYPES`."""
     op, operands, body, extras = split_epilogue(node)
     assert isinstance(op, PackedConvTranspose)
     x, *weights = operands
     assert x is not None
     result, dtype = node.result.type, x.type.dtype
     plan = plan_finish(dtype, result.shape, result.dtype, body, extras)
-    if plan is None or dtype not in KERNEL_DTYPES or not isinstance(x.type.shape[-1], int):
+    if plan is None or dtype not in PRODUCT_DTYPES or not isinstance(x.type.shape[-1], int):
         return False
     for phase, w in zip(phases(op.strides), weights, strict=True):
         assert w is not None

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from rlx.backends.cpu.conv_ops import KERNEL_DTYPES, DepthwiseConv
+from rlx.backends.cpu.conv_ops import DepthwiseConv
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.channelwise import launch_channelwise
 from rlx.backends.cpu.kernels.tile import plan_finish
 from rlx.backends.cpu.kernels.window import Window
 from rlx.backends.cpu.lowering import lowering, split_epilogue
+from rlx.backends.cpu.ops import PRODUCT_DTYPES
 from rlx.ir.graph import Node
 from rlx.kernel.program import SlotArg
 from rlx.kernel.schedule import LoweringContext
@@ -16,7 +17,7 @@ from rlx.kernel.schedule import LoweringContext
 
 @lowering(DepthwiseConv)
 def lower_depthwise(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """x channels-last, weights [taps, columns], any dtype of `KERNEL_DTYPES`."""
+    """x channels-last, weights [taps, columns], any dtype of `PRODUCT_DTYPES`."""
     op, operands, body, extras = split_epilogue(node)
     assert isinstance(op, DepthwiseConv)
     x, w = operands
@@ -27,7 +28,7 @@ def lower_depthwise(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     channels, columns = x.type.shape[-1], result.shape[-1]
     if (
         plan is None
-        or dtype not in KERNEL_DTYPES
+        or dtype not in PRODUCT_DTYPES
         or not (isinstance(channels, int) and isinstance(columns, int))
     ):
         return False

@@ -145,7 +145,8 @@ class _Tiles:
 
     def _multiply_add(self, f: Function, factor: Value, column: Value, total: Value) -> Value:
         if not self.quantized:
-            return f.fma(factor, column, total)
+            floats = column.type.is_float
+            return f.fma(factor, column, total) if floats else factor * column + total
         quads = vec(I8, 4 * self.lanes)
         name = f"x86.avx512.vpdpbusd.{32 * self.lanes}"
         return f.intrinsic(name, total, f.bitcast(factor, quads), f.bitcast(column, quads))

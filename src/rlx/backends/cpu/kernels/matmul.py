@@ -8,7 +8,7 @@ version, a run-time operand is packed by a kernel just before. The micro-kernel 
 registers (6 x 4 vectors with 32 registers) and walks k once: per k, 4 loads of b, 6 broadcasts of a, 24 FMAs; `a` is
 never packed. Two rows walk 2 panels and one row walks 4 panels at once, which gives enough independent FMAs and as
 many memory streams. Each element is one chain of FMAs over k in order, so a row's result does not depend on how many
-rows there are, on chunks or on threads.
+rows there are, on chunks or on threads. Integers of 32 and 64 bits take the same path; products and sums wrap.
 
 Micro-kernels (`gemm_tiles`) write raw sums: into the result where there is no epilogue, else into a tile-sized buffer
 that a second function finishes, so the code of an epilogue exists once.
@@ -35,7 +35,7 @@ from rlx.backends.cpu.kernels.gemm_tiles import (
 from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
 from rlx.backends.cpu.lltypes import F32, I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
-from rlx.backends.cpu.ops import PackedMatMul, PackedQuantizedMatMul
+from rlx.backends.cpu.ops import PRODUCT_DTYPES, PackedMatMul, PackedQuantizedMatMul
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
@@ -361,7 +361,7 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     result = node.result.type
     how = plan_finish(a.type.dtype, result.shape, result.dtype, body, extras)
     k = a.type.shape[-1]
-    if how is None or a.type.dtype not in (DType.F32, DType.F64):
+    if how is None or a.type.dtype not in PRODUCT_DTYPES:
         return False
     spec = _Spec(how)
     m = product(a.type.shape[:-1])
@@ -443,7 +443,7 @@ def lower_matmul(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert a is not None
     assert b is not None
     dtype = a.type.dtype
-    if dtype not in (DType.F32, DType.F64) or b.type.rank < 2 or a.type.rank < 2:
+    if dtype not in PRODUCT_DTYPES or b.type.rank < 2 or a.type.rank < 2:
         return False
     result = node.result.type
     how = plan_finish(dtype, result.shape, result.dtype, body, extras)

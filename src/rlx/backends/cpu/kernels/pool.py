@@ -8,13 +8,10 @@ from rlx.backends.cpu.kernels.channelwise import launch_channelwise
 from rlx.backends.cpu.kernels.tile import Finish
 from rlx.backends.cpu.kernels.window import Window
 from rlx.backends.cpu.lowering import lowering
-from rlx.base.dtypes import DType
 from rlx.ir.graph import Node
 from rlx.kernel.program import SlotArg
 from rlx.kernel.schedule import LoweringContext
 from rlx.ops.pool import Pool
-
-_NARROW = (DType.I4, DType.U4)
 
 
 @lowering(Pool)
@@ -25,8 +22,6 @@ def lower_pool(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         return False
     dtype, shape = x.type.dtype, x.type.shape
     channels = shape[-1]
-    if not isinstance(channels, int) or dtype.is_complex or dtype in _NARROW:
-        return False
     counted = None
     if op.kind == "avg" and op.count_include_pad:
         counted = tuple(

@@ -23,6 +23,7 @@ from rlx.backends.cpu.abi import Emitted, Failure, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.emit import decode, encode
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.copy import copy_bytes
 from rlx.backends.cpu.kernels.window import divide
 from rlx.backends.cpu.lltypes import F64, I64, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering
@@ -175,7 +176,8 @@ class _Spec:
     Attributes:
         taps: per axis.
         axes: resized together.
-        dtype: of x.
+        dtype: of what is read.
+        result: of what is written.
         compute: what weights and sums are.
         inner: vectors run over the channels; else over positions of the last axis.
     """
@@ -183,6 +185,7 @@ class _Spec:
     taps: int
     axes: int
     dtype: DType
+    result: DType
     compute: DType
     inner: bool
 
@@ -199,6 +202,7 @@ class _Emitter:
         self.moves = spec.taps == 1
         self.lanes = k.isa.lanes(spec.dtype if self.moves else spec.compute)
         self.stored: Type = vec(storage_type(spec.dtype), self.lanes)
+        self.written: Type = vec(storage_type(spec.result), self.lanes)
         self.vector: Type = vec(scalar_type(spec.compute), self.lanes)
         per_axis = 1 if self.moves else 2
         self.tables = [k.slot(2 + per_axis * a) for a in range(spec.axes)]
@@ -233,7 +237,7 @@ class _Emitter:
             else []
             for a, place in enumerate(places)
         ]
-        out = k.offset(k.slot(1), index * (self.outs[-1] * self.channels), self.stored)
+        out = k.offset(k.slot(1), index * (self.outs[-1] * self.channels), self.written)
         if spec.inner:
             self._over_channels(offsets, factors, out)
         else:
@@ -265,7 +269,7 @@ class _Emitter:
                 if self.weights
                 else []
             )
-            target = k.offset(out, place * self.channels, self.stored)
+            target = k.offset(out, place * self.channels, self.written)
 
             def vector(at: Value, tail: Value | None) -> None:
                 def read(taps: tuple[int, ...]) -> Value:
@@ -333,7 +337,7 @@ class _Emitter:
         return vconvert.cast(self.k, value, dtype, self.spec.compute) if dtype.is_integer else value
 
     def _store(self, value: Value, target: Value, at: Value, mask: Value | None) -> None:
-        k, dtype = self.k, self.spec.dtype
+        k, dtype = self.k, self.spec.result
         if not self.moves:
             if dtype.is_integer:
                 value = vconvert.cast(k, k.round_even(value), self.spec.compute, dtype)
@@ -362,31 +366,31 @@ def _resize_kernel(isa: Isa, spec: _Spec) -> Emitted:
 
 
 @lowering(Resize)
-def lower_resize(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+def lower_resize(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     """Groups of up to three neighbouring resized axes, one kernel each."""
     op, x = node.op, node.operands[0]
-    if (
-        not isinstance(op, Resize)
-        or x is None
-        or x.type.dtype.is_complex
-        or x.type.dtype in (DType.I4, DType.U4)
-    ):
-        return False
+    assert isinstance(op, Resize)
+    assert x is not None
     dtype, shape = x.type.dtype, list(x.type.shape)
     groups = _groups([a for a in range(len(shape)) if not op.is_copied(a, shape[a])])
-    # Sums between groups would be rounded to the dtype; only where that is no rounding may there be
-    # several.
-    exact = op.mode == "nearest" or dtype in (DType.F32, DType.F64)
-    if not groups or (len(groups) > 1 and not exact):
-        return False
     source = ctx.slot(x)
+    if not groups:
+        copy_bytes(ctx, isa, source, ctx.slot(node.result), x.type.nbytes)
+    # Between groups sums are kept as they are, so that the result is rounded once.
+    between = dtype if op.mode == "nearest" else _compute(dtype)
+    have = dtype
     for number, group in enumerate(groups):
         result = [op.sizes[a] if a in group else d for a, d in enumerate(shape)]
         last = number == len(groups) - 1
-        target = ctx.slot(node.result) if last else ctx.temporary(product(result) * dtype.itemsize)
-        _launch(ctx, isa, op, dtype, shape, group, (source, target))
-        source, shape = target, result
-    return None
+        want = dtype if last else between
+        target = ctx.slot(node.result) if last else ctx.temporary(product(result) * want.itemsize)
+        _launch(ctx, isa, op, (have, want, _compute(dtype)), shape, group, (source, target))
+        source, shape, have = target, result, want
+
+
+def _compute(dtype: DType) -> DType:
+    """Return what sums of a dtype are computed in."""
+    return DType.F64 if dtype.is_integer else dtype.compute
 
 
 def _groups(axes: Sequence[int]) -> list[list[int]]:
@@ -403,12 +407,13 @@ def _launch(
     ctx: LoweringContext,
     isa: Isa,
     op: Resize,
-    dtype: DType,
+    dtypes: tuple[DType, DType, DType],
     shape: Sequence[Dim],
     group: Sequence[int],
     slots: tuple[int, int],
 ) -> None:
-    compute = DType.F64 if dtype.is_integer else dtype.compute
+    """Emit the launch for neighbouring axes; `dtypes` are what is read, written, and computed in."""
+    compute = dtypes[-1]
     taps = _TAPS[op.mode]
     tables: list[Arg] = []
     for axis in group:
@@ -419,7 +424,7 @@ def _launch(
     lines = product((*shape[: group[0]], *outs[:-1], *(dim_min(d, 1) for d in ins)))
     work = _known(outs[-1]) * _known(channels) * taps ** len(group)
     block = max(1, _ELEMENTS_PER_CHUNK // max(1, work))
-    spec = _Spec(taps, len(group), dtype, compute, channels != 1)
+    spec = _Spec(taps, len(group), *dtypes, channels != 1)
     args: list[Arg] = [SlotArg(slots[0]), SlotArg(slots[1], writes=True), *tables]
     args += [DimArg(d) for d in (*ins, *outs, channels, lines, block)]
     ctx.launch(_resize_kernel(isa, spec), args, ceildiv(lines, block))

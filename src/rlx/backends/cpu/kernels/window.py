@@ -99,8 +99,8 @@ class Window:
     batch: Dim
     space: tuple[Dim, ...]
     out: tuple[Dim, ...]
-    channels: int
-    columns: int
+    channels: Dim
+    columns: Dim
     kernel: tuple[int, ...]
     strides: tuple[int, ...]
     dilations: tuple[int, ...]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.claims import cpu_claims
 from rlx.backends.cpu.conv_ops import DepthwiseConv, PackedConv, PackedConvTranspose
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa, host_isa
@@ -28,8 +29,10 @@ from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.evaluate import evaluate
 from rlx.ops.movement import Reshape
 from rlx.ops.region import WithEpilogue
+from rlx.passes.fuse import FormRegions
 from rlx.passes.manager import PassContext
 from rlx.passes.params import split_params
+from rlx.passes.widen import Widen
 
 Lower = Callable[[Graph, Isa], Any]
 
@@ -86,8 +89,10 @@ class Case:
 
     def lower(self, isa: Isa, lower: Lower) -> Callable[[Mapping[str, Array]], Array]:
         """Return a function of the inputs that runs the kernels."""
-        graph = self.graph()
-        assert PackConvolutions(isa).run(graph, PassContext())
+        graph, context = self.graph(), PassContext(claims=cpu_claims(isa))
+        Widen().run(graph, context)
+        assert PackConvolutions(isa).run(graph, context)
+        FormRegions().run(graph, context)
         verify(graph)
         program = split_params(graph)
         derived = evaluate(program.graph, {})
@@ -231,8 +236,14 @@ def test_matches_reference(name: str, isa: Isa, lower_graph: Lower) -> None:
     CASES[name].check(isa, lower_graph)
 
 
+_DTYPES = (
+    *(DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64, DType.U64),
+    *(DType.I8, DType.U8, DType.I16, DType.U16),
+)
+
+
 @ISAS
-@pytest.mark.parametrize("dtype", [DType.F64, DType.F16, DType.BF16, DType.I32, DType.I64], ids=str)
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 @pytest.mark.parametrize("bias", [False, True])
 def test_dtypes(dtype: DType, bias: bool, isa: Isa, lower_graph: Lower) -> None:
     more: dict[str, Any] = {"dtype": dtype, "bias": bias}
@@ -247,25 +258,6 @@ def _relu_of_sum(a: Scalar, b: Scalar, e: Scalar) -> Scalar:
 
 def _silu_chain(a: Scalar, row: Scalar, column: Scalar, one: Scalar) -> Scalar:
     return ew.silu(a * row) + column * one
-
-
-def _scaled_relu(a: Scalar, e: Scalar) -> Scalar:
-    return ew.relu(a) * e
-
-
-@ISAS
-def test_epilogue_of_a_narrow_float(isa: Isa, lower_graph: Lower) -> None:
-    base = conv((1, 5, 9, 12), (20, 12, 3, 3), pads=SAME)
-    more = Case(
-        base.op,
-        base.x,
-        base.w,
-        DType.F16,
-        True,
-        trace(_scaled_relu, [DType.F16] * 2),
-        ((1, 5, 9, 20),),
-    )
-    more.check(isa, lower_graph)
 
 
 FORMS = {
