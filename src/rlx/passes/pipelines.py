@@ -45,16 +45,16 @@ _RECOGNISE = (
 
 _HOIST = (
     Entry(
-        Widen(),
-        "narrow operands are converted where they come from: once for weights, else in a region",
-    ),
-    Entry(
         Hoist(),
         "dequantised and transposed weights are computed once; later passes see plain params",
     ),
 )
 
 _LOWER = (
+    Entry(
+        Widen(),
+        "narrow operands are converted where they come from: once for weights, else in a region",
+    ),
     Entry(Decompose(), "what the target has no kernel for becomes operators that it has"),
     Entry(Canonicalize(), "decompositions leave scalars to fold and reshapes to merge"),
     Entry(Cse(), "decompositions repeat themselves"),

@@ -26,6 +26,7 @@ _HOST = host_isa()
 _ISAS = [_HOST, *([_HOST.restricted("v3")] if _HOST.name == "v4" else [])]
 _isas = pytest.mark.parametrize("isa", _ISAS, ids=lambda isa: isa.name)
 _largest = pytest.mark.parametrize("largest", [True, False], ids=["largest", "smallest"])
+_DTYPES = sorted(NUMERIC, key=str)
 Lower = Callable[[Graph, Isa], Any]
 
 
@@ -63,7 +64,7 @@ def _numbers(dtype: DType, shape: tuple[int, ...]) -> Array:
 
 @_isas
 @_largest
-@pytest.mark.parametrize("dtype", sorted(NUMERIC, key=lambda d: d.value), ids=str)
+@pytest.mark.parametrize("dtype", _DTYPES, ids=str)
 def test_dtypes_and_axes(dtype: DType, largest: bool, isa: Isa, lower_graph: Lower) -> None:
     for shape, axis, k in (((3, 70), 1, 9), ((3, 70), -1, 70), ((2, 40, 5), 1, 7)):
         op = TopK(k, axis, largest, sorted=axis < 0)
