@@ -51,11 +51,13 @@ class CompileOptions:
         threads: most participants of one run; None means all available CPUs.
         precision: which operators compute in what.
         host_ops: `allow` runs operators without a kernel on the host (named in the reports), `error` refuses them.
+        skip: names of passes that do not run, for finding faults.
     """
 
     threads: int | None = None
     precision: PrecisionPolicy = FULL
     host_ops: str = "allow"
+    skip: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

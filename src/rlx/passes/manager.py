@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -136,6 +136,10 @@ class Pipeline:
             changed |= _run_one(entry.step, graph, ctx)
             ctx.finished(entry.step.name, graph, time.perf_counter() - started)
         return changed
+
+    def without(self, names: Collection[str]) -> Pipeline:
+        """Return the pipeline without the passes of these names."""
+        return Pipeline(tuple(e for e in self.entries if e.step.name not in names))
 
     def __iter__(self) -> Iterator[Pass]:
         return (entry.step for entry in self.entries)

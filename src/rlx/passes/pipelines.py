@@ -24,7 +24,7 @@ from rlx.passes.qmatmul import RecognizeQuantizedMatMul
 from rlx.passes.states import LateStateWrites
 from rlx.passes.widen import Widen
 
-__all__ = ["PASSES", "default_pipeline", "pipeline_from_text"]
+__all__ = ["OPTIONAL", "PASSES", "default_pipeline", "pipeline_from_text"]
 
 _CLEAN = (
     Entry(Captures(), "rules see one block at a time, so constants have to be in it"),
@@ -139,6 +139,12 @@ PASSES: dict[str, type[Any]] = {
     )
 }
 """Pass classes by the name that the command line and dumps use."""
+
+
+OPTIONAL = frozenset(PASSES) - {
+    cls.name for cls in (ApplyPrecision, Captures, Decompose, FormRegions)
+}
+"""Passes that only make a program better: it computes the same without them."""
 
 
 def pipeline_from_text(text: str) -> Pipeline:

@@ -129,6 +129,7 @@ def open_cache(
         backend.fingerprint(target),
         options.host_ops,
         repr(options.precision),
+        sorted(options.skip),
     ]
     if home is not None and config.CACHE.get() != "content":
         # Links to one model from several folders may have other files beside them.

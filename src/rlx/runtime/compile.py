@@ -64,7 +64,7 @@ def compile_graph(
     claims: Claims = backend.claims(target)
     context = PassContext(claims=claims, verify=VERIFY.get())
     started = time.perf_counter()
-    default_pipeline(claims, options.precision).run(graph, context)
+    default_pipeline(claims, options.precision).without(options.skip).run(graph, context)
     own = backend.passes(target)
     if own:
         after = (

@@ -559,14 +559,20 @@ class Executable(Weighted, Observable):
         """
         from rlx.runtime.derive import derived
 
+        source = replace(self._source, build=derived(self._source.build, outputs), cache=None)
+        with self._lock:
+            shared = self._weights.is_declared  # else nobody has seen, let alone set, a weight yet
+            if shared:
+                source.read_params = self._weights.known
         made = Executable(
-            replace(self._source, build=derived(self._source.build, outputs), cache=None),
+            source,
             backend or self._backend,
             target or self._target,
             options or self._options,
             rng=self.rng,
         )
-        made.share_weights_from(self)
+        if shared:
+            made.share_weights_from(self)
         return made
 
     # -- binding shapes ----------------------------------------------------------------------------------------------

@@ -109,6 +109,11 @@ class Params:
         return np.array(cell.array(), order="C", copy=True)
 
     @property
+    def is_declared(self) -> bool:
+        """Whether it is known which params there are."""
+        return self._declared
+
+    @property
     def is_pristine(self) -> bool:
         """Whether every param has the value that the model gave it."""
         return all(c.serial == self._initial[n] and c.has_value for n, c in self._cells.items())

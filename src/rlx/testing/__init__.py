@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from rlx.testing.bisect import Finding, bisect, check
+from rlx.testing.compare import Difference
 from rlx.testing.conformance import Case, Outcome, conformance
+from rlx.testing.settings import Setting
 
-__all__ = ["Case", "Outcome", "conformance"]
+__all__ = ["Case", "Difference", "Finding", "Outcome", "Setting", "bisect", "check", "conformance"]

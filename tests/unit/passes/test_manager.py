@@ -13,7 +13,7 @@ from rlx.ir.graph import Graph
 from rlx.ir.parse import parse_graph
 from rlx.passes.dce import Dce
 from rlx.passes.manager import Entry, PassContext, Pipeline, parse_passes
-from rlx.passes.pipelines import PASSES, default_pipeline, pipeline_from_text
+from rlx.passes.pipelines import OPTIONAL, PASSES, default_pipeline, pipeline_from_text
 
 TEXT = 'graph { input %x: f32[2] %a = neg(%x) %y = abs(%x) return %y as "y" }'
 
@@ -131,3 +131,10 @@ def test_claims_answer_what_passes_ask() -> None:
     assert claims.prefers_kernel("conv")
     assert claims.layout_of("conv") == "nhwc"
     assert claims.layout_of("pool") == ""
+
+
+def test_passes_can_be_left_out_by_name() -> None:
+    whole = pipeline_from_text("canonicalize,cse,dce,cse")
+    assert str(whole.without({"cse", "hoist"})) == "canonicalize,dce"
+    assert str(whole) == "canonicalize,cse,dce,cse"
+    assert "decompose" not in OPTIONAL < set(PASSES)

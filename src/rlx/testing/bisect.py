@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where two ways to run a model part: `check` compares outputs, `bisect` finds the first node that differs.
+
+The nodes in front of the diverging outputs are cut at a position of their order: all values that cross the cut become
+the outputs of a truncated graph, which is compiled and run in both ways. If one of them differs, the fault lies in
+front of the cut, else behind it. From a faulty node to the output leads a path of values that differ, and every cut
+between the two crosses it, so halving finds a node whose operands agree and whose result does not. Only values that
+live at once are ever held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rlx.backends.protocol import ScheduledGraph
+from rlx.base.errors import RlxError, UsageError
+from rlx.base.numeric import Array
+from rlx.ir.clone import bind_dims, clone_graph
+from rlx.ir.graph import Graph, Node, Value
+from rlx.ops.evaluate import run_op
+from rlx.ops.leaf import Constant
+from rlx.passes.pipelines import OPTIONAL
+from rlx.runtime.executable import Executable
+from rlx.testing.compare import Difference, difference, differences
+from rlx.testing.settings import Setting
+
+__all__ = ["Finding", "bisect", "check"]
+
+_MOST_RUNS = 29
+
+
+def check(
+    model: Executable,
+    inputs: Mapping[str, Any],
+    left: Setting | Mapping[str, Array],
+    right: Setting,
+    tolerance: float | None = None,
+) -> list[Difference]:
+    """Return the outputs that differ between two ways to run a model.
+
+    Args:
+        model: any executable of it.
+        inputs: as for `run`.
+        left: how to run it, or stored outputs by name.
+        right: how to run it the other way.
+        tolerance: see `difference`.
+
+    Raises:
+        UsageError: a stored output is none of the model's.
+    """
+    found = right.run(model, inputs)
+    if isinstance(left, Setting):
+        return differences(left.run(model, inputs), found, tolerance)
+    unknown = [n for n in left if n not in found]
+    if unknown:
+        raise UsageError(
+            f"stored output {unknown[0]!r} is none of the model's, which are {', '.join(found)}"
+        )
+    return differences(left, found, tolerance)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first node whose operands agree between two settings and whose result does not.
+
+    Attributes:
+        node: its name in the model, or its source.
+        op: its operator and the types of its operands.
+        difference: of its result.
+        kernels: per setting the kernel that computes it, with the names of all nodes it does the work of.
+        guilty: the setting whose result differs from the operator's reference on the same operands; empty if that
+            cannot be told.
+        passes: passes without which, one at a time, the right setting agrees with the left one.
+        runs: how often a model was run.
+        nodes: among how many it was searched.
+    """
+
+    node: str
+    op: str
+    difference: Difference
+    kernels: tuple[str, str]
+    guilty: str
+    passes: tuple[str, ...]
+    runs: int
+    nodes: int
+
+    def __str__(self) -> str:
+        lines = [
+            f"node {self.node}: {self.op}",
+            f"  differs in {self.difference}",
+            *(f"  computed by {kernel}" for kernel in self.kernels if kernel),
+        ]
+        if self.guilty:
+            lines.append(
+                f"  wrong on {self.guilty}, by the operator's reference on the same operands"
+            )
+        if self.passes:
+            lines.append(f"  agrees without pass {' or '.join(self.passes)}")
+        lines.append(f"  found with {self.runs} runs among {self.nodes} nodes")
+        return "\n".join(lines)
+
+
+def bisect(
+    model: Executable,
+    inputs: Mapping[str, Any],
+    left: Setting,
+    right: Setting,
+    tolerance: float | None = None,
+) -> Finding | None:
+    """Return the first node where two ways to run a model part, or None if their outputs agree.
+
+    Args:
+        model: any executable of it.
+        inputs: as for `run`.
+        left: how to run it.
+        right: the other way.
+        tolerance: see `difference`.
+
+    Raises:
+        UsageError: the outputs differ, but no truncated model does: the fault needs the whole program.
+    """
+    return _Search(model, inputs, left, right, tolerance).run()
+
+
+@dataclass
+class _Search:
+    model: Executable
+    inputs: Mapping[str, Any]
+    left: Setting
+    right: Setting
+    tolerance: float | None
+    runs: int = 0
+    graph: Graph = field(default_factory=Graph)
+    """Before all passes, to look at; what is compiled are further graphs of the same nodes in the same order."""
+    order: list[Node] = field(default_factory=list[Node])
+
+    def run(self) -> Finding | None:
+        found = self._differing(self._all)
+        if not found:
+            return None
+        outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        bad = [outputs[d.name] for d in found]
+        self.order = _ancestors(self.graph, bad)
+        if not self.order:
+            raise UsageError(
+                f"output {found[0].name!r} is an input or weight of the model, and differs: no node computes it"
+            )
+        low, high = -1, len(self.order) - 1
+        at_high = found
+        while high - low > 1:
+            middle = (low + high) // 2
+            differing = self._differing(self._crossing(middle, bad))
+            if differing:
+                high, at_high = middle, differing
+            else:
+                low = middle
+        if high == len(self.order) - 1 and not self._differing(self._crossing(high, bad)):
+            raise UsageError(
+                f"outputs differ ({found[0]}), but not if the model is cut to what leads to them: the fault needs the "
+                "whole program (its memory plan, for example); compare values of both programs with `tap`"
+            )
+        return self._finding(self.order[high], at_high, self._crossing(high, bad))
+
+    # -- running both ------------------------------------------------------------------------------------------------
+
+    def _all(self, graph: Graph) -> dict[str, Value]:
+        self.graph = clone_graph(graph)  # the passes change the one that is compiled
+        return dict(zip(graph.output_names, graph.outputs, strict=True))
+
+    def _crossing(self, position: int, bad: Sequence[Value]) -> Callable[[Graph], dict[str, Value]]:
+        """Return a choice of the values that nodes up to a position make and later ones, or the outputs, read."""
+        index, last = _positions(self.graph), set(bad)
+        later = set(self.order[position + 1 :])
+        crossing = [
+            (index[node], result.index)
+            for node in self.order[: position + 1]
+            if not isinstance(node.op, Constant)
+            for result in node.results
+            if result in last or any(u in later for u in result.users)
+        ]
+
+        def choose(graph: Graph) -> dict[str, Value]:
+            nodes = graph.block.nodes()
+            return {f"{node}:{result}": nodes[node].results[result] for node, result in crossing}
+
+        return choose
+
+    def _run(
+        self, setting: Setting, choose: Callable[[Graph], dict[str, Value]]
+    ) -> dict[str, Array]:
+        self.runs += 1
+        return setting.run(self.model, self.inputs, choose)
+
+    def _differing(self, choose: Callable[[Graph], dict[str, Value]]) -> list[Difference]:
+        expected = self._run(self.left, choose)
+        return differences(expected, self._run(self.right, choose), self.tolerance)
+
+    # -- the result --------------------------------------------------------------------------------------------------
+
+    def _finding(
+        self, node: Node, differing: list[Difference], choose: Callable[[Graph], dict[str, Value]]
+    ) -> Finding:
+        position = _positions(self.graph)[node]
+        own = [d for d in differing if d.name.startswith(f"{position}:")]
+        outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        own = own or [
+            d for d in differing if d.name in outputs and outputs[d.name].producer is node
+        ]
+        first = (own or differing)[0]
+        types = ", ".join("none" if o is None else str(o.type) for o in node.operands)
+        name = next((r.name for r in node.results if r.name), "") or f"result of {node.op.name}"
+        return Finding(
+            str(node.location),
+            f"{node.op.name}({types})",
+            Difference(name, first.what, first.error),
+            (self._kernel(self.left, node), self._kernel(self.right, node)),
+            self._guilty(node),
+            self._passes(choose),
+            self.runs,
+            len(self.order),
+        )
+
+    def _kernel(self, setting: Setting, node: Node) -> str:
+        """Return which kernel of the whole program does the work of a node; empty if that is not known."""
+        with setting.compiled(self.model) as compiled:
+            compiled.warmup({n: _shape(a) for n, a in self.inputs.items()})
+            program = compiled.program.compiled
+            if not isinstance(program, ScheduledGraph):
+                return ""
+            for thunk in reversed(program.program.thunks):
+                info = thunk.node
+                if info is not None and any(n in info.names for n in node.location.names):
+                    kernel, work = thunk.kernel or "the host", ", ".join(info.names)
+                    return f"{kernel} on {setting}, {info.op}, which does {work}"
+        return f"no kernel on {setting}: the passes folded or rewrote it"
+
+    def _guilty(self, node: Node) -> str:
+        """Compare both results with the operator's reference on the operands of the left side."""
+        if node.regions or self.runs + 3 > _MOST_RUNS:
+            return ""
+        index = _positions(self.graph)[node]
+
+        def operands(graph: Graph) -> dict[str, Value]:
+            chosen = graph.block.nodes()[index].operands
+            return {str(i): v for i, v in enumerate(chosen) if v is not None}
+
+        def results(graph: Graph) -> dict[str, Value]:
+            return {str(r.index): r for r in graph.block.nodes()[index].results}
+
+        given = self._run(self.left, operands)
+        arrays = [given.get(str(i)) for i in range(len(node.operands))]
+        try:
+            expected = run_op(bind_dims(node.op, self._extents()), arrays)
+        except RlxError:
+            return ""
+        wrong: list[Setting] = []
+        for setting in (self.left, self.right):
+            got = self._run(setting, results)
+            if any(
+                difference("", array, got[str(i)], self.tolerance) is not None
+                for i, array in enumerate(expected)
+                if str(i) in got
+            ):
+                wrong.append(setting)
+        return str(wrong[0]) if len(wrong) == 1 else ""
+
+    def _extents(self) -> dict[str, Any]:
+        extents: dict[str, Any] = {}
+        for value in self.graph.inputs:
+            for dim, extent in zip(
+                value.type.shape, _shape(self.inputs.get(value.name)), strict=False
+            ):
+                extents.setdefault(str(dim), extent)
+        return extents
+
+    def _passes(self, choose: Callable[[Graph], dict[str, Value]]) -> tuple[str, ...]:
+        """Return the passes without which both sides agree, as far as the budget of runs allows."""
+        if self.runs >= _MOST_RUNS:
+            return ()
+        expected = self._run(self.left, choose)
+        found: list[str] = []
+        for name in sorted(OPTIONAL - self.right.skip):
+            if self.runs >= _MOST_RUNS:
+                break
+            got = self._run(self.right.without(name), choose)
+            if not differences(expected, got, self.tolerance):
+                found.append(name)
+        return tuple(found)
+
+
+def _positions(graph: Graph) -> dict[Node, int]:
+    return {node: index for index, node in enumerate(graph.block)}
+
+
+def _ancestors(graph: Graph, values: Sequence[Value]) -> list[Node]:
+    """Return the nodes that values are computed by, in order."""
+    needed: set[Node] = set()
+    stack = [v.producer for v in values if v.producer is not None]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack += [o.producer for o in node.operands if o is not None and o.producer is not None]
+    return [node for node in graph.block if node in needed]
+
+
+def _shape(given: Any) -> tuple[int, ...]:
+    return tuple(np.shape(given))
