@@ -9,8 +9,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from rlx.api.arguments import array_of, check_name, check_value, dtype_of, shape_of
 from rlx.base.diagnostics import Location
-from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array, cast
@@ -19,6 +19,7 @@ from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph as IrGraph
 from rlx.ir.graph import State, Value
+from rlx.ir.op import Op
 from rlx.ops.random import rng_fold, rng_input
 from rlx.ops.spec import building
 
@@ -48,6 +49,8 @@ class Graph:
         self._building: building | None = None
 
     def __enter__(self) -> Self:
+        if self._building is not None:
+            raise UsageError(f"the graph {self.ir.name!r} is being built already")
         self._building = building(_LocatingBuilder(self.ir.block, self.ir.facts))
         self._building.__enter__()
         return self
@@ -63,10 +66,10 @@ class Graph:
         """Add an input; strings in the shape name symbolic extents.
 
         Raises:
-            UsageError: the name is taken.
+            UsageError: the name is taken or no text, or the shape or the dtype is none.
         """
         self._check_new(name)
-        return self.ir.add_input(name, TensorType(DType.of(dtype), tuple(_dim(d) for d in shape)))
+        return self.ir.add_input(name, TensorType(dtype_of(name, dtype), shape_of(name, shape)))
 
     def param(
         self,
@@ -79,17 +82,18 @@ class Graph:
         """Add a weight, with its value or with only a shape and a dtype: `Executable.set_param` gives it a value then.
 
         Raises:
-            UsageError: the name is taken, or there is neither data nor a shape, or both.
+            UsageError: the name is taken or no text, there is neither data nor a shape (or both), or the data is no
+                array.
         """
         self._check_new(name)
         if (data is None) == (shape is None):
             raise UsageError(f"param {name!r} takes either data or a shape (with a dtype)")
         if shape is not None:
-            extents = tuple([int(d) for d in shape])
-            if any(d < 0 for d in extents):
-                raise UsageError(f"param {name!r} has a negative extent: {list(shape)}")
-            return self.ir.add_param(name, None, TensorType(DType.of(dtype), extents))
-        array = np.asarray(data)
+            extents = shape_of(name, shape)
+            if not all(isinstance(d, int) for d in extents):
+                raise UsageError(f"param {name!r} has a symbolic extent: {list(shape)}")
+            return self.ir.add_param(name, None, TensorType(dtype_of(name, dtype), extents))
+        array = array_of(name, data)
         return self.ir.add_param(name, array, TensorType(DType.of(array.dtype), array.shape))
 
     def rng(self, stream: str) -> Value:
@@ -131,7 +135,7 @@ class Graph:
             UsageError: the name is taken, or the initial value does not fit the dtype or the shape.
         """
         self._check_new(name)
-        type_ = TensorType(DType.of(dtype), tuple(_dim(d) for d in shape))
+        type_ = TensorType(dtype_of(name, dtype), shape_of(name, shape))
         value = self.ir.add_state(name, type_, _initial(name, type_, init)).value
         self._states[value] = self.ir.states[-1]
         return value
@@ -145,6 +149,7 @@ class Graph:
         known = self._states.get(state)
         if known is None:
             raise UsageError(f"{state!r} is not a state of this graph: pass what `state` returned")
+        check_value(value, self.ir.block, f"the next value of state {known.name!r}")
         if value.type != state.type and not self._equal(value.type, state.type):
             raise UsageError(f"state {known.name!r} is {state.type}, it cannot become {value.type}")
         known.next = value
@@ -153,8 +158,10 @@ class Graph:
         """Declare an output.
 
         Raises:
-            UsageError: the name is taken by another output.
+            UsageError: the name is taken by another output or no text, or the value is none of this graph.
         """
+        check_name(name)
+        check_value(value, self.ir.block, f"output {name!r}")
         if name in self._outputs:
             raise UsageError(f"the graph has an output {name!r} already")
         self._outputs[name] = value
@@ -167,6 +174,7 @@ class Graph:
             UsageError: the name is taken by an input or param.
         """
         self._check_new(name)
+        check_value(value, self.ir.block, f"what is called {name!r}")
         value.name = name
         return value
 
@@ -178,6 +186,7 @@ class Graph:
         )
 
     def _check_new(self, name: str) -> None:
+        check_name(name)
         leaves = [v.name for v in self.ir.inputs] + [s.name for s in self.ir.states]
         if name == RNG_INPUT or name in leaves or name in self.ir.params:
             raise UsageError(f"the graph has an input, param or state {name!r} already")
@@ -210,16 +219,17 @@ def _is_exact(given: Array, dtype: DType) -> bool:
     return bool(np.array_equal(given, cast(given, dtype)))
 
 
-def _dim(value: int | str) -> Dim:
-    return symbol(value) if isinstance(value, str) else int(value)
-
-
 class _LocatingBuilder(Builder):
     """Gives every node the Python line of the caller outside rlx as its location."""
 
-    def emit_typed(self, *args: Any, **kwargs: Any) -> Any:
+    def emit_typed(
+        self, op: Op, operands: Sequence[Value | None], *args: Any, **kwargs: Any
+    ) -> Any:
+        for index, operand in enumerate(operands):
+            if operand is not None:
+                check_value(operand, self.block, f"operand {index} of {op.name}")
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  (documented)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("rlx."):
             frame = frame.f_back
         with self.at(Location(source=f"{frame.f_code.co_filename}:{frame.f_lineno}")):
-            return super().emit_typed(*args, **kwargs)
+            return super().emit_typed(op, operands, *args, **kwargs)

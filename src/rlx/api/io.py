@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.backends.protocol import Backend, CompileOptions
 from rlx.backends.registry import backend_names, get_backend
+from rlx.base import config
 from rlx.base.diagnostics import did_you_mean
-from rlx.base.dims import symbols_of
+from rlx.base.dims import LIMIT, symbols_of
 from rlx.base.errors import DeviceError, UsageError
 from rlx.base.precision import PrecisionPolicy
 from rlx.base.rng import RngPolicy
@@ -107,8 +109,13 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     rng: RngPolicy | None = None,
 ) -> Executable:
     """Compile a graph built with `rlx.Graph` and return an object that runs it. Arguments as for `load`."""
+    from rlx.api.graph import Graph
     from rlx.api.pickling import graph_recipe
 
+    if not isinstance(graph, Graph):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(
+            f"rlx.compile takes an rlx.Graph, not a {type(graph).__name__}; rlx.load takes files"
+        )
     backend, target, options = choose(device, threads, precision, host_ops)
     ir = graph.ir
     bounds = _checked_dims(dims)
@@ -136,24 +143,39 @@ def choose(
     policy = PrecisionPolicy.of(precision)
     if host_ops not in ("allow", "error"):
         raise UsageError(f"host_ops is 'allow' or 'error', not {host_ops!r}")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads is at least 1, not {threads}")
-    name, _, index = device.partition(":")
+    if threads is None:
+        config.THREADS.get()  # complains about a wrong value before anything is compiled
+    else:
+        threads = _whole("threads", threads, "a number of CPU threads")
+    if not isinstance(device, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"device is a name such as 'cpu', not {device!r}")
+    name, colon, index = device.partition(":")
     backend = get_backend(name)
     targets = backend.targets()
-    position = int(index) if index.isdigit() else 0
-    if position >= len(targets) or (index and not index.isdigit()):
+    valid = not colon or (index.isascii() and index.isdecimal())
+    position = int(index or 0) if valid else -1
+    if not 0 <= position < len(targets):
         raise DeviceError(
             f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}"
         )
     return backend, targets[position], CompileOptions(threads, policy, host_ops)
 
 
+def _whole(what: str, value: Any, meaning: str) -> int:
+    """Return a positive number of any type that is whole; bool is not."""
+    try:
+        number = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = 0
+    if not 1 <= number <= LIMIT:
+        raise UsageError(f"{what} is {meaning}, a whole number from 1 to {LIMIT}, not {value!r}")
+    return number
+
+
 def _checked_dims(dims: Mapping[str, int] | None) -> dict[str, int]:
-    for name, value in (dims or {}).items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise UsageError(f"dims[{name!r}] is an upper bound, a positive int, not {value!r}")
-    return dict(dims or {})
+    if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise UsageError(f"dims is a dict of upper bounds by name, not a {type(dims).__name__}")
+    return {n: _whole(f"dims[{n!r}]", v, "an upper bound") for n, v in (dims or {}).items()}
 
 
 def _check_names(bounds: Mapping[str, int], names: set[str], model: str) -> None:

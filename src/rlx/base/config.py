@@ -24,11 +24,21 @@ KNOBS: dict[str, Knob[bool] | Knob[int] | Knob[str]] = {}
 
 @dataclass(frozen=True)
 class Knob(Generic[T]):
-    """One environment variable with a typed default."""
+    """One environment variable with a typed default.
+
+    Attributes:
+        name: of the variable.
+        default: where it is not set; its type is the knob's.
+        doc: what it does.
+        choices: the only texts it takes; empty: any.
+        least: the smallest number it takes.
+    """
 
     name: str
     default: T
     doc: str
+    choices: tuple[str, ...] = ()
+    least: int = 0
 
     def __post_init__(self) -> None:
         KNOBS[self.name] = self  # pyright: ignore[reportArgumentType]
@@ -37,7 +47,7 @@ class Knob(Generic[T]):
         """Return the value: a scoped override, else the environment, else the default.
 
         Raises:
-            UsageError: the environment holds text that is not of the knob's type.
+            UsageError: the environment holds what the knob does not take.
         """
         scoped = _OVERRIDES.get()
         if scoped is not None and self.name in scoped:
@@ -45,15 +55,30 @@ class Knob(Generic[T]):
         text = os.environ.get(self.name)
         if text is None:
             return self.default
-        try:
-            if isinstance(self.default, bool):
-                return cast("T", _BOOLEANS[text.strip().lower()])
-            return cast("T", type(self.default)(text))
-        except (KeyError, ValueError) as error:
-            kind = type(self.default).__name__
+        value = self._parse(text)
+        if value is None:
             raise UsageError(
-                f"environment variable {self.name}={text!r} is not a {kind}: {self.doc}"
-            ) from error
+                f"environment variable {self.name}={text!r} is not {self._takes()}: {self.doc}"
+            )
+        return value
+
+    def _parse(self, text: str) -> T | None:
+        if isinstance(self.default, bool):
+            return cast("T | None", _BOOLEANS.get(text.strip().lower()))
+        if isinstance(self.default, int):
+            try:
+                number = int(text)
+            except ValueError:
+                return None
+            return cast("T", number) if number >= self.least else None
+        return cast("T", text) if not self.choices or text in self.choices else None
+
+    def _takes(self) -> str:
+        if isinstance(self.default, bool):
+            return "0 or 1"
+        if isinstance(self.default, int):
+            return f"a whole number from {self.least} on"
+        return f"one of {', '.join(self.choices)}"
 
 
 _BOOLEANS = {
@@ -100,6 +125,7 @@ CACHE = Knob(
     "RLX_CACHE",
     "on",
     "`on`, `off`, or `content` (identify model files by content instead of by stamp).",
+    choices=("on", "off", "content"),
 )
 CACHE_DIR = Knob(
     "RLX_CACHE_DIR", "", "Folder of the on-disk cache; empty means the user's cache folder."

@@ -45,7 +45,7 @@ class Location:
 UNKNOWN = Location()
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `` Did you mean 'x'?`` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return `` Did you mean 'x'?`` for the closest known name, or an empty string (also where the name is no text)."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -9,6 +9,7 @@ expressions with equal text are equal, and constants collapse to `int`.
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ __all__ = [
 
 LIMIT: Final = 2**31 - 1
 """The largest value a symbolic extent may have; larger extents have to be static."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +183,11 @@ def symbol(name: str, lower: int = 1) -> Dim:
     Raises:
         UsageError: the name is not an identifier.
     """
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name in _FUNCTIONS:
-        raise UsageError(f"{name!r} is not a valid name for a symbolic extent (use an identifier)")
+    if not _NAME.fullmatch(name) or name in _FUNCTIONS or keyword.iskeyword(name):
+        raise UsageError(
+            f"{name!r} is not a valid name for a symbolic extent: letters, digits and underscores, "
+            f"and neither a word of Python's nor one of {', '.join(_FUNCTIONS)}"
+        )
     return DimExpr((((Symbol(name, lower),), 1),))
 
 

@@ -16,6 +16,7 @@ import typer
 import rlx
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
+from rlx.cli.arrays import write_arrays
 from rlx.cli.common import console, make_inputs, parse_dims, show_table
 
 __all__ = ["bench"]
@@ -32,23 +33,25 @@ def bench(  # noqa: PLR0913, PLR0917  (every parameter is an option of the comma
     dim: Annotated[
         list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")
     ] = None,
-    threads: Annotated[int, typer.Option(help="CPU threads of every engine.")] = 1,
-    processes: Annotated[int, typer.Option(help="Processes per engine, interleaved.")] = 3,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads of every engine.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Processes per engine, interleaved.")] = 3,
     seconds: Annotated[
-        float, typer.Option(help="Time per process after a second of warm-up.")
+        float, typer.Option(min=0, help="Time per process after a second of warm-up.")
     ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of random inputs.")] = 0,
 ) -> None:
     """Time a model: median and spread per engine, and the largest difference of its outputs to rlx's."""
     engines = ["rlx", *(e.strip() for e in vs.split(",") if e.strip())]
     unknown = [e for e in engines if e not in _ENGINES]
     if unknown:
         raise UsageError(f"unknown engine {unknown[0]!r}; known are {', '.join(_ENGINES)}")
+    if len(set(engines)) != len(engines):
+        raise UsageError(f"--vs {vs}: every engine is measured once, and rlx always")
     with rlx.load(model) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder) / "inputs.npz"
-        np.savez(job, allow_pickle=False, **arrays)
+        write_arrays(job, arrays)
         runs: dict[str, list[dict[str, Any]]] = {e: [] for e in engines}
         with console.status("measuring"):
             for turn in range(processes):

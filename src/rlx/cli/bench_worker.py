@@ -13,11 +13,11 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rlx.base.errors import UsageError
+from rlx.cli.arrays import read_arrays, write_arrays
 
 __all__: list[str] = []
 
@@ -70,12 +70,11 @@ def _engine(name: str) -> Any:
 
 def _main() -> None:
     engine, model, job, output, threads, seconds = sys.argv[1:]
-    with np.load(job, allow_pickle=False) as archive:
-        inputs = {name: archive[name] for name in archive.files}
+    inputs = read_arrays(Path(job))
     make = {"rlx": _rlx, "onnxruntime": _onnxruntime, "openvino": _openvino}[engine]
     version, run = make(model, inputs, int(threads))
     results = run()
-    np.savez(output, allow_pickle=False, **results)
+    write_arrays(Path(output), results)
     _timed(run, _WARM_UP_SECONDS)
     sys.stdout.write(json.dumps({"version": version, "ms": _timed(run, float(seconds))}) + "\n")
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rlx.base.allocation import out_of_memory
+from rlx.base.dims import LIMIT
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
+from rlx.cli.arrays import read_arrays
 from rlx.runtime.executable import Executable, TensorSpec
 
 __all__ = ["check_dims", "console", "make_inputs", "parse_dims", "show_table"]
@@ -24,13 +28,17 @@ def parse_dims(items: Sequence[str]) -> dict[str, int]:
     """Return {"batch": 4} for ["batch=4"].
 
     Raises:
-        UsageError: an item is not NAME=NUMBER.
+        UsageError: an item is not NAME=NUMBER, or a name is there twice.
     """
     out: dict[str, int] = {}
     for item in items:
         name, sep, value = item.partition("=")
         if not name or not sep or not value.isdecimal():
             raise UsageError(f"--dim takes NAME=NUMBER, not {item!r}")
+        if name in out:
+            raise UsageError(f"--dim gives {name} twice")
+        if len(value) > len(str(LIMIT)) or int(value) > LIMIT:
+            raise UsageError(f"--dim {item}: extents are at most {LIMIT}")
         out[name] = int(value)
     return out
 
@@ -61,23 +69,18 @@ def make_inputs(
         seed: of the random numbers.
 
     Raises:
-        UsageError: a file has another format or names no input, or the model has no such dim.
+        UsageError: a file has another format or names no input, an input is there twice, or the model has no such dim.
+        OutOfMemoryError: random inputs would be too large.
     """
     given: dict[str, Array] = {}
     for file in files:
-        if file.suffix == ".npz":
-            with np.load(file, allow_pickle=False) as archive:
-                given.update(
-                    {
-                        n.removeprefix("in::"): archive[n]
-                        for n in archive.files
-                        if not n.startswith("out::")
-                    }
+        for name, array in read_arrays(file).items():
+            if name.startswith("out::"):
+                continue
+            if given.setdefault(name.removeprefix("in::"), array) is not array:
+                raise UsageError(
+                    f"input {name.removeprefix('in::')!r} is given twice, again by {file}"
                 )
-        elif file.suffix == ".npy":
-            given[file.stem] = np.load(file, allow_pickle=False)
-        else:
-            raise UsageError(f"inputs are .npy or .npz files, not {file}")
     known = {spec.name for spec in model.inputs}
     unknown = sorted(set(given) - known)
     if unknown:
@@ -89,19 +92,36 @@ def make_inputs(
     sizes = dict(dims)
     for spec in model.inputs:
         if spec.name in given:
+            given[spec.name] = _typed(spec, given[spec.name])
             for extent, name in zip(given[spec.name].shape, spec.shape, strict=False):
-                if isinstance(name, str):
-                    sizes.setdefault(name, extent)
-    return {s.name: given.get(s.name, _random(s, sizes, generator)) for s in model.inputs}
+                if isinstance(name, str) and sizes.setdefault(name, extent) != extent:
+                    raise UsageError(
+                        f"input {spec} is given with {name} = {extent}, but {name} is {sizes[name]} by --dim or "
+                        "another input"
+                    )
+    return {
+        s.name: given[s.name] if s.name in given else _random(s, sizes, generator)
+        for s in model.inputs
+    }
+
+
+def _typed(spec: TensorSpec, array: Array) -> Array:
+    """Return an array as read from a file; files name bf16 and fp8 only as so many bytes."""
+    wanted = spec.dtype.numpy
+    opaque = array.dtype.kind == "V" and array.dtype.names is None
+    return array.view(wanted) if opaque and array.dtype.itemsize == wanted.itemsize else array
 
 
 def _random(spec: TensorSpec, sizes: Mapping[str, int], generator: np.random.Generator) -> Array:
     shape = tuple(d if isinstance(d, int) else sizes.get(d, 1) for d in spec.shape)
-    if spec.dtype.is_float:
-        return generator.standard_normal(shape).astype(spec.dtype.numpy)
-    if spec.dtype.is_integer:
-        return generator.integers(0, 2, shape).astype(spec.dtype.numpy)
-    return (generator.random(shape) < 0.5).astype(spec.dtype.numpy)
+    try:
+        if spec.dtype.is_float:
+            return generator.standard_normal(shape).astype(spec.dtype.numpy)
+        if spec.dtype.is_integer:
+            return generator.integers(0, 2, shape).astype(spec.dtype.numpy)
+        return (generator.random(shape) < 0.5).astype(spec.dtype.numpy)
+    except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
+        raise out_of_memory(f"random input {spec}", 8 * math.prod(shape), sizes) from error
 
 
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

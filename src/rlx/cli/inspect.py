@@ -26,25 +26,22 @@ def inspect(
     ] = False,
 ) -> None:
     """Show what a model is and what rlx makes of it."""
-    with rlx.load(model, device=device, dims=parse_dims(dim or [])) as loaded:
-        check_dims(loaded, parse_dims(dim or []))
+    dims = parse_dims(dim or [])
+    with rlx.load(model, device=device, dims=dims) as loaded:
+        check_dims(loaded, dims)
+        names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
+    missing = sorted(names - set(dims))
+    with rlx.load(model, device=device, dims={**dims, **dict.fromkeys(missing, 1)}) as loaded:
         show_table(
             "Inputs",
             ("name", "dtype", "shape"),
             [(s.name, s.dtype, list(s.shape)) for s in loaded.inputs],
         )
-        names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
-        missing = names - set(parse_dims(dim or []))
         if missing:
             console.print(
-                f"extents without a bound are taken as 1 here: {', '.join(sorted(missing))} (use --dim)"
+                f"extents without a bound are taken as 1 here: {', '.join(missing)} (use --dim)"
             )
-            loaded.warmup({s.name: [_extent(d, dim) for d in s.shape] for s in loaded.inputs})
         _show_compiled(loaded, fusion=fusion)
-
-
-def _extent(extent: int | str, dim: list[str] | None) -> int:
-    return extent if isinstance(extent, int) else parse_dims(dim or []).get(extent, 1)
 
 
 def _show_compiled(loaded: Executable, *, fusion: bool) -> None:

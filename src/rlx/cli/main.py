@@ -62,6 +62,9 @@ def main() -> None:
         for note in getattr(error, "__notes__", ()):
             typer.secho(f"  {note}", err=True)
         sys.exit(1)
+    except OSError as error:  # a full disk, a folder that may not be written to
+        typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from rlx.backends.registry import get_backend
+from rlx.base.errors import ParseError, UsageError
 from rlx.cli.common import console
 from rlx.ir.parse import parse_graph
 from rlx.ir.text import print_graph
@@ -33,8 +34,7 @@ def opt(
     ] = None,
 ) -> None:
     """Run passes on a graph in text form; without -p the default pipeline."""
-    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    graph = parse_graph(text)
+    graph = parse_graph(_read(file))
     backend = get_backend(device)
     claims = backend.claims(backend.targets()[0])
     context = PassContext(claims=claims, verify=True, dump=dump_after)
@@ -44,3 +44,12 @@ def opt(
     if explain:
         for line in context.report:
             console.print(line, highlight=False, markup=False)
+
+
+def _read(file: Path) -> str:
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot open {str(file)!r} as a graph: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ParseError(f"{file} is not a graph in text form: {error}") from error

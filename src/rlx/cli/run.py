@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 import rlx
+from rlx.cli.arrays import check_target, write_arrays
 from rlx.cli.common import console, make_inputs, parse_dims, show_table
 
 __all__ = ["run"]
@@ -29,9 +30,11 @@ def run(
     dim: Annotated[
         list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of random inputs.")] = 0,
 ) -> None:
     """Run a model once and print what comes out."""
+    if output is not None:
+        check_target(output)
     started = time.perf_counter()
     with rlx.load(model, device=device, threads=threads) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
@@ -49,7 +52,7 @@ def run(
             f"load, compile and first run {ready - started:.2f} s; run {1e3 * (ran - ready):.3f} ms"
         )
     if output is not None:
-        np.savez(output, allow_pickle=False, **results)
+        write_arrays(output, results)
         console.print(f"wrote {output}")
 
 

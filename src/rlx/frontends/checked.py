@@ -68,12 +68,15 @@ class Home:
         return cls(path.parent, _hub_blobs(path.parent) | {path.resolve().parent})
 
     @classmethod
-    def given(cls, folder: Path) -> Home:
+    def given(cls, folder: str | os.PathLike[str]) -> Home:
         """Return the folder that a caller named.
 
         Raises:
             UsageError: it is not there, or not a folder.
         """
+        if not isinstance(folder, (str, os.PathLike)):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"folder is a path, not a {type(folder).__name__}")
+        folder = Path(folder)
         if not folder.is_dir():
             raise UsageError(
                 f"folder={str(folder)!r} is no folder; external data is looked up in one"

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from rlx.base import numeric
+from rlx.base.allocation import out_of_memory
 from rlx.base.dims import evaluate as evaluate_dim
 from rlx.base.dims import lone_symbol
 from rlx.base.dtypes import DType
@@ -213,6 +214,10 @@ class _Runner:
         where: str,
     ) -> tuple[Array, ...]:
         """Run one operator whose result types are known."""
+        for type_ in types:
+            nbytes = type_.nbytes
+            if isinstance(nbytes, int) and nbytes >> 63:
+                raise out_of_memory(f"{where}: {type_}", nbytes)
         try:
             if regions:
                 runner: Any = getattr(op, "reference_regions")  # noqa: B009  (only operators with regions have it)

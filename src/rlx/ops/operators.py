@@ -12,9 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from rlx.base.convert import convert_exactly
 from rlx.base.dims import Dim, DimExpr, ceildiv
 from rlx.base.dtypes import DType
-from rlx.base.errors import TypeRuleError
+from rlx.base.errors import TypeRuleError, UsageError
+from rlx.base.numeric import Array
 from rlx.base.types import Shape
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
@@ -40,10 +42,17 @@ def as_value(operand: Any, like: Value) -> Value:
     if isinstance(operand, np.ndarray | np.generic):
         return constant(np.asarray(cast("Any", operand)))
     if isinstance(operand, bool | int | float):
-        if isinstance(operand, float) and not dtype.is_float and not operand.is_integer():
-            raise TypeRuleError(f"{operand} is no {dtype}; cast the tensor to a float first")
-        return constant(operand, dtype)
+        return constant(_number(operand, dtype))
     raise TypeRuleError(f"{operand!r} of type {type(operand).__name__} is no tensor")
+
+
+def _number(number: float, dtype: DType) -> Array:
+    """Return a number in a dtype; floats round, and all else has to be exact."""
+    try:
+        wide = np.asarray(number if not (dtype.is_float or dtype.is_complex) else float(number))
+        return convert_exactly(wide, dtype, "it")
+    except (UsageError, OverflowError) as error:
+        raise TypeRuleError(f"the number {number} is no {dtype}; cast the tensor first") from error
 
 
 def _unary(function: Callable[[Value], Value]) -> Callable[[Value], Value]:
@@ -106,7 +115,7 @@ def _line(item: Any, extent: Dim, x: Value) -> tuple[Dim, Dim, int]:
         if isinstance(extent, int) and not -extent <= index < extent:
             raise TypeRuleError(f"index {index} is outside an extent of {extent} of {x.type}")
         return (index + extent if index < 0 else index), 1, 1
-    if not isinstance(item, slice):
+    if not isinstance(item, slice) or item.step == 0:
         what = f"{item!r} does not index {x.type}"
         raise TypeRuleError(f"{what}; use gather for tensors of indices")
     line = cast("Any", item)

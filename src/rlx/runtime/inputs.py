@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -10,11 +11,12 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from rlx.base.allocation import allocate
+from rlx.base.convert import convert_exactly
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, evaluate, lone_symbol, symbols_of
 from rlx.base.dlpack import from_dlpack
 from rlx.base.dtypes import DType
-from rlx.base.errors import UsageError
+from rlx.base.errors import RlxError, UsageError
 from rlx.base.numeric import Array
 
 __all__ = ["Declared", "Inputs", "TensorSpec"]
@@ -40,6 +42,10 @@ class TensorSpec:
         return [
             cls(n, d, tuple(e if isinstance(e, int) else str(e) for e in s)) for n, d, s in declared
         ]
+
+
+_FIT = 0x1 | 0x100
+"""Bits of `ndarray.flags.num`: C-contiguous, and every element at a multiple of its size."""
 
 
 class Inputs:
@@ -127,29 +133,24 @@ class Inputs:
         """
         arrays: list[Array] = []
         for item, dtype in zip(given, self._dtypes, strict=True):
-            ok = type(item) is np.ndarray and item.dtype == dtype and item.flags.c_contiguous
+            ok = type(item) is np.ndarray and item.dtype == dtype and item.flags.num & _FIT == _FIT
             arrays.append(item if ok else self._accept(len(arrays), item))
         return arrays
 
     def _accept(self, position: int, given: Any) -> Array:
         """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
         spec, dtype = self.specs[position], self._dtypes[position]
-        array: Array
-        if isinstance(given, np.ndarray):
-            array = cast("Array", given)
-        elif hasattr(given, "__dlpack__") and not isinstance(given, np.generic):
-            try:
-                array = from_dlpack(given)
-            except (BufferError, TypeError):  # not exported, but perhaps as NumPy array
-                array = cast("Array", np.asarray(given))
-        else:
-            array = np.asarray(cast("Any", given))
-            if not isinstance(given, np.generic) and not hasattr(given, "__array__"):
-                array = _from_python(spec, array)
+        if np.ma.is_masked(given):
+            raise UsageError(
+                f"input {spec} got a masked array; masked elements have no value, fill them with .filled(...)"
+            )
+        array = cast("Array", given) if isinstance(given, np.ndarray) else _array_of(spec, given)
         if array.dtype != dtype:
             raise UsageError(
                 f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})"
             )
+        if not array.flags.aligned:
+            return array.copy()
         return np.ascontiguousarray(array).reshape(array.shape)
 
     def zeros(self, shapes: Mapping[str, Sequence[int]], uppers: Mapping[str, int]) -> list[Array]:
@@ -159,6 +160,10 @@ class Inputs:
             UsageError: neither gives the shape of an input, or a name or a shape is wrong.
             OutOfMemoryError: they are too large.
         """
+        if not isinstance(shapes, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"warmup takes shapes by name in a dict, not a {type(shapes).__name__}"
+            )
         for name in shapes:
             if name not in self.names:
                 raise UsageError(
@@ -167,7 +172,7 @@ class Inputs:
         arrays: list[Array] = []
         for spec, (name, dtype, shape) in zip(self.specs, self._declared, strict=True):
             if name in shapes:
-                extents = tuple(shapes[name])
+                extents = _shape(spec, shapes[name])
             else:
                 try:
                     extents = tuple(evaluate(d, uppers) for d in shape)
@@ -175,8 +180,6 @@ class Inputs:
                     raise UsageError(
                         f"warmup needs the shape of input {name!r}: {spec.shape}"
                     ) from error
-            if any(extent < 0 for extent in extents):
-                raise UsageError(f"warmup: {list(extents)} is no shape of input {spec}")
             arrays.append(allocate(f"input {spec}", extents, dtype.numpy, zeros=True))
         return arrays
 
@@ -222,6 +225,37 @@ class Inputs:
         return {s for _, _, shape in self._declared for d in shape for s in symbols_of(d)}
 
 
+def _shape(spec: TensorSpec, given: Any) -> tuple[int, ...]:
+    try:
+        extents = tuple(operator.index(extent) for extent in given)
+    except TypeError:
+        extents = (-1,)
+    if any(extent < 0 for extent in extents):
+        raise UsageError(f"warmup: {given!r} is no shape of input {spec}")
+    return extents
+
+
+def _array_of(spec: TensorSpec, given: Any) -> Array:
+    """Return an array of another library, or of numbers and lists."""
+    is_scalar = issubclass(type(given), np.generic)
+    try:
+        if hasattr(given, "__dlpack__") and not is_scalar:
+            try:
+                return from_dlpack(given)
+            except (BufferError, TypeError):  # not exported, but perhaps as NumPy array
+                return np.asarray(given)
+        array: Array = np.asarray(given)
+    except RlxError:
+        raise
+    except Exception as error:  # whatever another library raises: it is about this input
+        raise UsageError(
+            f"input {spec} got a {type(given).__name__} that gives no array: {error}"
+        ) from error
+    if is_scalar or hasattr(given, "__array__"):
+        return array
+    return _from_python(spec, array)
+
+
 def _from_python(spec: TensorSpec, array: Array) -> Array:
     """Plain Python numbers and lists take the declared dtype if that loses nothing."""
     wanted = spec.dtype.numpy
@@ -229,10 +263,8 @@ def _from_python(spec: TensorSpec, array: Array) -> Array:
         raise UsageError(
             f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}"
         )
-    if np.can_cast(array.dtype, wanted, "same_kind") and (
-        array.dtype.kind == "f" or np.array_equal(array.astype(wanted), array)
-    ):
-        return array.astype(wanted)
+    if np.can_cast(array.dtype, wanted, "same_kind"):
+        return convert_exactly(array, spec.dtype, f"input {spec.name}")
     raise UsageError(
         f"input {spec} got Python data of dtype {array.dtype}, which {wanted} cannot hold"
     )

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -13,7 +13,7 @@ import numpy as np
 from rlx.base.allocation import allocate
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dlpack import from_dlpack
-from rlx.base.errors import UsageError
+from rlx.base.errors import RlxError, UsageError
 from rlx.base.numeric import Array
 from rlx.runtime.inputs import TensorSpec
 
@@ -98,6 +98,8 @@ class Request:
             return known
         if isinstance(self.outputs, str):
             raise UsageError(f"outputs is a list of names: outputs=[{self.outputs!r}]")
+        if not isinstance(self.outputs, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"outputs is a list of names, not {self.outputs!r}")
         positions: dict[str, int] = {}
         for name in self.outputs:
             if name in positions:
@@ -121,7 +123,7 @@ class Request:
                         f"The outputs are {', '.join(names)}"
                     )
             return out
-        if isinstance(out, np.ndarray) or hasattr(out, "__dlpack__"):
+        if not isinstance(out, Sequence) or isinstance(out, str | bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError("out is a dict by name or a list with a buffer for each output")
         if len(out) != len(names):
             raise UsageError(
@@ -137,20 +139,26 @@ def _unknown(name: str, specs: Sequence[TensorSpec]) -> UsageError:
     return UsageError(f"unknown output {name!r}.{hint} The outputs are {listed}")
 
 
-def _buffer(spec: TensorSpec, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return a caller's buffer as an array that kernels may write to."""
+def _view(spec: TensorSpec, given: Any) -> Array:
+    """Return an array over the memory of a caller's buffer."""
     if isinstance(given, np.ndarray):
-        array = cast("Array", given)
-    elif hasattr(given, "__dlpack__"):
-        try:
-            array = from_dlpack(given)
-        except BufferError as error:
-            raise UsageError(f"the buffer for output {spec} is not accessible: {error}") from error
-    else:
+        return cast("Array", given)
+    if not hasattr(given, "__dlpack__"):
         raise UsageError(
             f"the buffer for output {spec} is a {type(given).__name__}; it takes NumPy arrays and objects with "
             f"__dlpack__, whose memory is written in place"
         )
+    try:
+        return from_dlpack(given)
+    except RlxError:
+        raise
+    except Exception as error:  # whatever another library raises: it is about this buffer
+        raise UsageError(f"the buffer for output {spec} is not accessible: {error}") from error
+
+
+def _buffer(spec: TensorSpec, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return a caller's buffer as an array that kernels may write to."""
+    array = _view(spec, given)
     problem = None
     if array.dtype != dtype:
         problem = f"has dtype {array.dtype} instead of {dtype}"
@@ -160,6 +168,8 @@ def _buffer(spec: TensorSpec, given: Any, shape: tuple[int, ...], dtype: np.dtyp
         problem = f"has strides {array.strides}; it must be C-contiguous"
     elif not array.flags.writeable:
         problem = "is read-only"
+    elif not array.flags.aligned:
+        problem = f"is not aligned to its elements of {dtype.itemsize} bytes"
     if problem is not None:
         raise UsageError(f"the buffer for output {spec} {problem}")
     return array

@@ -74,7 +74,7 @@ def compute(graph: Graph, names: Iterable[str], params: Mapping[str, Array]) -> 
     """
     piece = part(graph, names)
     results = evaluate(piece, {n: params[n] for n in piece.params})
-    return {n: np.ascontiguousarray(a) for n, a in results.items()}
+    return {n: np.asarray(a, order="C") for n, a in results.items()}
 
 
 def recoverable(piece: Graph) -> set[str]:

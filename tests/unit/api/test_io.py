@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,9 @@ def test_devices_lists_what_device_accepts() -> None:
         rlx.compile(_graph(), "reference:7")
     with pytest.raises(rlx.DeviceError, match="no device 'reference:x'"):
         rlx.compile(_graph(), "reference:x")
+    for name in ("reference:", "reference:-1", "reference:\N{SUPERSCRIPT TWO}"):
+        with pytest.raises(rlx.DeviceError, match="no device"):
+            rlx.compile(_graph(), name)
 
 
 def test_options_are_checked() -> None:
@@ -39,11 +44,27 @@ def test_options_are_checked() -> None:
         rlx.compile(_graph(), precision="f17")
     with pytest.raises(rlx.UsageError, match="'allow' or 'error', not 'maybe'"):
         rlx.compile(_graph(), host_ops="maybe")
-    with pytest.raises(rlx.UsageError, match="threads is at least 1, not 0"):
-        rlx.compile(_graph(), threads=0)
-    for wrong in (0, -1, True, 1.5):
+    wrong: Any
+    for wrong in (0, -1, True, 1.5, "2", None, 2**31):
         with pytest.raises(rlx.UsageError, match=r"dims\['N'\] is an upper bound"):
-            rlx.compile(_graph(), dims={"N": wrong})  # pyright: ignore[reportArgumentType]
+            rlx.compile(_graph(), dims={"N": wrong})
+        if wrong is not None:
+            with pytest.raises(rlx.UsageError, match="threads is a number of CPU threads"):
+                rlx.compile(_graph(), threads=wrong)
+    for wrong in ([("N", 3)], "N", 5):
+        with pytest.raises(rlx.UsageError, match="dims is a dict of upper bounds by name"):
+            rlx.compile(_graph(), dims=wrong)
+    for wrong in (None, 3):
+        with pytest.raises(rlx.UsageError, match="device is a name such as 'cpu'"):
+            rlx.compile(_graph(), wrong)
+    for wrong in (None, "model.onnx", _graph().ir):
+        with pytest.raises(rlx.UsageError, match=r"takes an rlx\.Graph"):
+            rlx.compile(wrong)
+    wrong = {1: 3}
+    with pytest.raises(rlx.UsageError, match="no extent 1; it has N"):
+        rlx.compile(_graph(), dims=wrong)
+    count: Any = np.int64(1)
+    assert rlx.compile(_graph(), dims={"N": count}, threads=count).variants == 1
     with pytest.raises(rlx.UsageError, match=r"small has no extent 'M'; it has N"):
         rlx.compile(_graph(), dims={"M": 1})
 
@@ -95,6 +116,32 @@ def test_load_reads_bytes_paths_and_files(tmp_path: Path) -> None:
         rlx.load(path, dims={"K": 5})
     with pytest.raises(rlx.RlxError, match="nowhere"):
         rlx.load(tmp_path / "nowhere.onnx")
+
+
+@pytest.mark.parametrize(
+    "source", [None, 3, [], {}, object(), np.zeros(3), io.StringIO("text"), "", Path, "."]
+)
+def test_what_is_no_source_of_a_model(source: Any) -> None:
+    with pytest.raises(rlx.UsageError, match=r"ONNX model|binary mode"):
+        rlx.load(source)
+    with pytest.raises(rlx.UsageError, match="folder is a path, not a int"):
+        rlx.load(source, folder=3)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "an empty file"),
+        (b"graph {\n  node: 3\n}\n", "a text file"),
+        (b'{"irVersion": 8}', "a text file"),
+        (b"PK\x03\x04", "a zip archive"),
+    ],
+)
+def test_files_of_another_format_are_named(data: bytes, what: str, tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").write_bytes(data)
+    for source in (tmp_path / "m.onnx", data, io.BytesIO(data)):
+        with pytest.raises(rlx.ParseError, match=f"not an ONNX model, it looks like {what}"):
+            rlx.load(source)
 
 
 @pytest.mark.parametrize("device", ["reference", "cpu"])

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -161,6 +162,88 @@ def test_bad_input_files(model: Path, tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("1 2", encoding="utf-8")
     error = _invoke("run", model, "-i", tmp_path / "x.txt").exception
     assert isinstance(error, rlx.UsageError)
+
+
+def test_inputs_that_contradict_each_other(model: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 2), np.float32))
+    np.save(tmp_path / "x.npy", np.zeros((2, 2), np.float32))
+    both = ("-i", tmp_path / "x.npz", "-i", tmp_path / "x.npy")
+    for arguments, message in (
+        (both, "input 'x' is given twice"),
+        ((*both[:2], "--dim", "batch=3"), "batch = 2, but batch is 3"),
+        (("--dim", "batch=3", "--dim", "batch=4"), "--dim gives batch twice"),
+        (("--dim", "batch=99999999999999999999"), "extents are at most 2147483647"),
+    ):
+        error = _invoke("run", model, *arguments).exception
+        assert isinstance(error, rlx.UsageError)
+        assert message in str(error)
+    error = _invoke("run", model, "--dim", "batch=2147483647").exception
+    assert isinstance(error, rlx.OutOfMemoryError)
+    assert "batch = 2147483647" in str(error)
+
+
+def test_narrow_floats_survive_files(run: Callable[..., str], tmp_path: Path) -> None:
+    onnx: Any = import_module("onnx")
+    kind = onnx.TensorProto.BFLOAT16
+    ports = [onnx.helper.make_tensor_value_info(n, kind, ["n"]) for n in ("x", "y")]
+    node = onnx.helper.make_node("Relu", ["x"], ["y"])
+    proto = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ports[:1], ports[1:]))
+    path = tmp_path / "narrow.onnx"
+    path.write_bytes(proto.SerializeToString())
+    x = np.array([-1, 0.5, 3], ml_dtypes.bfloat16)
+    np.savez(tmp_path / "x.npz", x=x)
+    assert "bfloat16" in run("run", path, "-i", tmp_path / "x.npz", "-o", tmp_path / "y.npz")
+    with np.load(tmp_path / "y.npz") as archive:
+        np.testing.assert_array_equal(archive["y"].view(ml_dtypes.bfloat16), np.maximum(x, 0))
+
+
+def test_options_out_of_range(model: Path) -> None:
+    for arguments in (
+        ("run", model, "--seed", "-1"),
+        ("bench", model, "--processes", "0"),
+        ("bench", model, "--threads", "0"),
+        ("bench", model, "--seconds", "-1"),
+    ):
+        assert _invoke(*arguments).exit_code == 2
+    error = _invoke("bench", model, "--vs", "rlx").exception
+    assert isinstance(error, rlx.UsageError)
+    assert "measured once" in str(error)
+
+
+def test_outputs_that_cannot_be_written_are_found_before_the_run(
+    model: Path, tmp_path: Path
+) -> None:
+    for target in (tmp_path / "out.txt", tmp_path / "absent" / "out.npz"):
+        error = _invoke("run", model, "-o", target).exception
+        assert isinstance(error, rlx.UsageError)
+
+
+def test_graphs_in_text_form_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "binary.rir").write_bytes(bytes(range(256)))
+    for name, kind in (
+        ("binary.rir", rlx.ParseError),
+        ("absent.rir", rlx.UsageError),
+        ("", rlx.UsageError),
+    ):
+        assert type(_invoke("opt", tmp_path / name).exception) is kind
+
+
+def test_errors_of_the_system_are_one_message_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "g.rir"
+    path.write_text(_RIR, encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", ["rlx", "opt", str(path), "--dump-after", str(path)])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("error: ")
+    assert "g.rir" in printed
+
+
+def test_inspect_compiles_for_devices_that_do_not_run(run: Callable[..., str], model: Path) -> None:
+    assert "['batch', 3]" in run("inspect", model, "--device", "null")
 
 
 def test_errors_are_one_message_and_a_status(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from rlx.backends.cpu.thunks import DimOp, DimProgram
 from rlx.base.dims import Dim, DimExpr, Symbol
+from rlx.base.errors import OutOfMemoryError
 
 __all__ = ["Extents"]
 
@@ -36,6 +37,10 @@ class Extents:
         return found
 
     def _new(self, value: int) -> int:
+        if not -(1 << 63) <= value < 1 << 63:
+            raise OutOfMemoryError(
+                f"the program needs the extent or size {value}, more than 64-bit addresses hold"
+            )
         self.values.append(value)
         return len(self.values) - 1
 

@@ -191,9 +191,12 @@ def _dump(text: str, isa: Isa) -> None:
     names = re.findall(r"^define void @(rlx_\w+)", text, re.MULTILINE)
     stem = names[0] if names else f"unit_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
-    (root / f"{stem}.{isa.name}.ll").write_text(text)
-    (root / f"{stem}.{isa.name}.s").write_text(assembly(text, isa))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        (root / f"{stem}.{isa.name}.ll").write_text(text)
+        (root / f"{stem}.{isa.name}.s").write_text(assembly(text, isa))
+    except OSError as error:
+        raise UsageError(f"{config.DUMP.name}={folder!r} cannot be written to: {error}") from error
 
 
 def undefined_symbols(data: bytes) -> frozenset[str]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -187,8 +188,8 @@ class Importer:
             )
         if shape is None and declared is None:
             raise ModelError(
-                f"{where} has no shape, not even a rank; "
-                f"give one with shapes={{{info.name!r}: [...]}}"
+                f"{where} has no shape, not even a rank; declare one in the file, with names for "
+                "the extents that vary"
             )
         if shape is not None and declared is not None and len(shape) != len(declared):
             raise UsageError(
@@ -518,7 +519,7 @@ def _identifier(text: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "d"
     if name[0].isdigit():
         name = f"d{name}"
-    return f"{name}_" if name in _RESERVED else name
+    return f"{name}_" if name in _RESERVED or keyword.iskeyword(name) else name
 
 
 def _made(node: Node) -> str:

@@ -9,6 +9,7 @@ the importer's question.
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +108,7 @@ def load_model(
     context = _Context(SideFiles(opened.home), name)
     hint = _other_format(data)
     if hint:
-        raise ParseError(f"{name} is not an ONNX model: it looks like {hint}")
+        raise ParseError(f"{name}: not an ONNX model, it looks like {hint}")
     model: Model = Reader(_SPECS, context, name).read("ModelProto", data)
     check_functions(model.functions, model.graph, name)
     files = {None: data, **context.files.opened()}
@@ -124,6 +125,9 @@ _MAGIC = (
     (b"\x93NUMPY", "a NumPy array"),
 )
 
+_TEXT = frozenset(map(ord, string.printable)) - {0x0B, 0x0C}
+"""Bytes of text; no ONNX file has only such among its first, since it begins with a version."""
+
 
 def _other_format(data: memoryview) -> str:
     start = bytes(data[:32])
@@ -131,7 +135,8 @@ def _other_format(data: memoryview) -> str:
         return "an empty file"
     if start[4:8] == b"ORTM":
         return "an ONNX Runtime .ort file; export to .onnx"
-    return next((meaning for magic, meaning in _MAGIC if start.startswith(magic)), "")
+    known = next((meaning for magic, meaning in _MAGIC if start.startswith(magic)), "")
+    return known or ("a text file" if _TEXT.issuperset(start) else "")
 
 
 @dataclass(slots=True)

@@ -55,8 +55,10 @@ def open_model(
     """
     if isinstance(source, OpenModel):
         return source
-    home = None if folder is None else Home.given(Path(folder))
+    home = None if folder is None else Home.given(folder)
     if isinstance(source, (str, os.PathLike)):
+        if not os.fspath(source):
+            raise UsageError("the path of the ONNX model is empty")
         path = Path(source)
         data = map_source(path, "an ONNX model")
         return OpenModel(data, str(path), path, home or Home.of_model(path))

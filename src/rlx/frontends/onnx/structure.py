@@ -78,6 +78,8 @@ class _Scope:
                     f"{self.source}: output {info.name[:200]!r} of {where} is made by no node, "
                     f"input or initialiser.{did_you_mean(info.name[:200], known)}"
                 )
+        if outermost:
+            _check_listed_once(graph, where, self.source)
         self.level -= 1
         if not outermost:
             self.shadowed.extend((graph.name, name) for name in before)
@@ -200,6 +202,18 @@ def _needed(node: Node) -> Iterator[str]:
         yield from (info.name for info in body.outputs)
         for inner in body.nodes:
             yield from _needed(inner)
+
+
+def _check_listed_once(graph: Graph, where: str, source: str) -> None:
+    """Callers know outputs by name. Bodies may give a value twice: theirs are known by position."""
+    seen: set[str] = set()
+    for info in graph.outputs:
+        if info.name in seen:
+            raise ModelError(
+                f"{source}: output {info.name[:200]!r} of {where} is listed twice; "
+                "give the second a name of its own, with an Identity node"
+            )
+        seen.add(info.name)
 
 
 def _check_initializers(graph: Graph, where: str, source: str) -> None:
