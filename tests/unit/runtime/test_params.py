@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -581,6 +582,7 @@ def test_reading_back_refuses_what_does_not_hold_all_elements() -> None:
 
 def test_no_values_outlive_their_executable() -> None:
     pool = module._POOL  # pyright: ignore[reportPrivateUsage]
+    gc.collect()  # executables of other tests
     before = len(pool)
     run = rlx.compile(_two_layers(), "cpu")
     _check(run)
