@@ -23,6 +23,7 @@ from rlx.ops.leaf import Constant
 from rlx.ops.movement import Concat, Pad, Reshape, Slice, Transpose
 from rlx.ops.norm import LogSoftmax, Softmax
 from rlx.ops.pool import Pool
+from rlx.ops.quant import DequantizeLinear, QuantizeLinear
 from rlx.ops.reduce import Reduce
 from rlx.ops.resize import Resize
 from rlx.ops.spec import ElementwiseOp
@@ -198,6 +199,8 @@ def _rule(op: Op) -> Callable[..., Op] | None:
     """Return how the operator looks below a transpose: (operator, perm) -> operator on the untransposed operand."""
     if isinstance(op, ElementwiseOp | Cast):
         return _unmoved
+    if isinstance(op, QuantizeLinear | DequantizeLinear):
+        return _unmoved if op.axis is None else None
     for kind, rule in _RULES.items():
         if isinstance(op, kind):
             if isinstance(op, Reduce) and not op.keepdims:

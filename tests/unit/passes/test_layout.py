@@ -173,3 +173,22 @@ def test_two_transposes_become_one_or_none() -> None:
     _same(graph, inputs, want)
     assert graph.outputs[2] is graph.inputs[0]
     assert all(n.operands[0] is graph.inputs[0] for n in graph.block)
+
+
+def test_transposes_sink_through_quantising() -> None:
+    graph = parse_graph("""graph {
+  input %x: f32[1,3,4,5]
+  param %s: f32[] = dense<f32[]: 0.5>
+  param %z: u8[] = dense<u8[]: 100>
+  %t = transpose(%x) {perm=(0, 2, 3, 1)}
+  %q = quantize_linear(%t, %s, %z) {axis=none, block=0, to=u8}
+  %d = dequantize_linear(%q, %s, %z) {axis=none, block=0, to=f32}
+  %y = transpose(%d) {perm=(0, 3, 1, 2)}
+  return %y as "y"
+}""")
+    inputs = _inputs(graph)
+    want = evaluate(graph, inputs)
+    for step in (SinkTransposes(), Canonicalize(), Dce()):
+        step.run(graph, PassContext(claims=_NHWC))
+    assert _transposes(graph) == 0
+    _same(graph, inputs, want)

@@ -152,3 +152,45 @@ def test_a_target_without_the_kernel_keeps_the_graph() -> None:
     graph, reasons = _run(_TEXT, Claims(ops=frozenset({"matmul"})))
     assert "quantized_matmul" not in _names(graph)
     assert not reasons
+
+
+_CONV = """graph {
+  input %a: u8[2,4,3,5]
+  param %w: i8[2,4,1,1] = dense<i8[2,4,1,1]: 1, -2, 3, -4, 5, -6, 127, -128>
+  param %k: i8[2,1,3,3] = dense<i8[2,1,3,3]: 1, -2, 3, 4, -5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9>
+  param %as: f32[] = dense<f32[]: 0.5>
+  param %az: u8[] = dense<u8[]: 128>
+  param %ws: f32[2] = dense<f32[2]: 0.25, 2.0>
+  param %b: f32[2] = dense<f32[2]: 1.0, -3.0>
+  %x = dequantize_linear(%a, %as, %az) {axis=none, block=0, to=f32}
+  %v = dequantize_linear(%w, %ws) {axis=0, block=0, to=f32}
+  %y = conv(%x, %v, %b) {strides=(1, 1), dilations=(1, 1), pads=((0, 0), (0, 0)), groups=1}
+  return %y as "y"
+}"""
+_CONV_CLAIMS = Claims(ops=frozenset({"quantized_matmul", "matmul", "conv"}))
+
+
+@pytest.mark.parametrize("bias", ["%x, %v, %b", "%x, %v"])
+def test_a_convolution_of_single_elements_is_a_product(bias: str) -> None:
+    graph, reasons = _run(_CONV.replace("%x, %v, %b", bias), _CONV_CLAIMS)
+    names = _names(graph)
+    assert "quantized_matmul" in names
+    assert not {"conv", "dequantize_linear"} & set(names)
+    assert not reasons
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("strides=(1, 1)", "strides=(2, 2)", "no stride and no padding"),
+        ("pads=((0, 0), (0, 0))", "pads=((0, 0), (1, 0))", "no stride and no padding"),
+        ("linear(%w, %ws) {axis=0", "linear(%k, %ws) {axis=0", "a window of one element"),
+    ],
+)
+def test_other_convolutions_leave_a_reason(old: str, new: str, reason: str) -> None:
+    text = _CONV.replace(old, new)
+    if "%k" in new:
+        text = text.replace("u8[2,4,3,5]", "u8[2,1,3,5]")
+    graph, reasons = _run(text, _CONV_CLAIMS)
+    assert "conv" in _names(graph)
+    assert any(reason in line for line in reasons), reasons

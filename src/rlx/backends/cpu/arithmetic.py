@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from rlx.backends.cpu.emitter import Emitter
-from rlx.backends.cpu.lltypes import F32, F64, I1, I64, I128, PTR, Type, int_type
+from rlx.backends.cpu.lltypes import F32, F64, I1, I32, I64, I128, PTR, Type, int_type
 from rlx.backends.cpu.value import Operand, Value
 from rlx.base.errors import BuildError
 
@@ -188,11 +188,30 @@ class Arithmetic(Emitter):
 
     def float_to_int(self, value: Value, kind: Type, *, signed: bool) -> Value:
         """Truncate f32 or f64 toward zero to an integer; saturates, NaN gives 0."""
-        target = kind.with_lanes(value.type.lanes)
         op = "fptosi" if signed else "fptoui"
-        return self.call(
-            f"llvm.{op}.sat.{target.mangled}.{value.type.mangled}", value, result=target
-        )
+        if value.type.lanes:
+            return self._floats_to_ints(op, value, kind, signed=signed)
+        return self.call(f"llvm.{op}.sat.{kind.mangled}.{value.type.mangled}", value, result=kind)
+
+    def _floats_to_ints(self, op: str, value: Value, kind: Type, *, signed: bool) -> Value:
+        """Convert a vector that was brought into range before: LLVM's own saturation goes lane by lane on x86."""
+        low = -(1 << (kind.bits - 1)) if signed else 0
+        high = (1 << (kind.bits - 1 if signed else kind.bits)) - 1
+        digits = 24 if value.type.bits == 32 else 53
+        below = max(high.bit_length() - digits, 0)
+        top = high >> below << below  # the largest float that does not exceed `high`
+        if low:
+            value = self.select(value.is_nan(), 0.0, value)
+        raised = self.fmax_fast(value, float(low))  # which is `low` for a NaN
+        limit = self.const(float(top), raised.type)
+        fits = raised < limit
+        text = f"select {fits.type.text} {fits.text}, {raised.type.text} {raised.text}, {limit.type.text} {limit.text}"
+        # The name states the guard: a check over all emitted text looks for conversions of anything else.
+        within = self.emit(raised.type, text, "within")
+        if kind.bits < 32:
+            return self.trunc(self.cast("fptosi", within, I32), kind)
+        whole = self.cast(op, within, kind)
+        return whole if top == high else self.select(value >= float(high + 1), high, whole)
 
     def to_pointer(self, address: Value) -> Value:
         """Return an i64 address as a pointer."""

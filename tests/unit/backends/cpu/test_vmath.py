@@ -332,7 +332,9 @@ def test_emitted_code_compiles_for_every_target_without_foreign_symbols(name: st
 
 def _check_instructions(text: str) -> None:
     assert not re.search(r"\b(fast|contract|nnan|ninf|nsz|arcp|afn|reassoc)\b", text)
-    assert not re.search(r"= fpto[su]i ", text)
+    for converted in re.findall(r"= fpto[su]i <\d+ x \w+> (\S+) ", text):
+        assert converted.startswith("%within")
+    assert not re.search(r"= fpto[su]i [^<]", text)
     for divisor in re.findall(r"= [su](?:div|rem) \S.*, (\S+)$", text, re.MULTILINE):
         assert divisor.startswith(("%nonzero", "splat")) or divisor.lstrip("-").isdigit()
 
