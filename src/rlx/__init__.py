@@ -27,18 +27,22 @@ from rlx.base.errors import (
 )
 
 if TYPE_CHECKING:
+    from rlx.api.custom import op
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
     from rlx.api.quantize import calibrate, quantize
     from rlx.base.dlpack import dlpack
+    from rlx.base.dtypes import DType
     from rlx.base.precision import PrecisionPolicy
     from rlx.base.rng import RngPolicy
+    from rlx.base.types import TensorType
     from rlx.quantization.calibration import Calibration
     from rlx.runtime.executable import Executable
 
 __all__ = [
     "Calibration",
     "CompileError",
+    "DType",
     "Device",
     "DeviceError",
     "Executable",
@@ -50,6 +54,7 @@ __all__ = [
     "PrecisionPolicy",
     "RlxError",
     "RngPolicy",
+    "TensorType",
     "TypeRuleError",
     "UnsupportedOpError",
     "UsageError",
@@ -59,6 +64,7 @@ __all__ = [
     "devices",
     "dlpack",
     "load",
+    "op",
     "quantize",
 ]
 
@@ -66,15 +72,18 @@ _LAZY = {
     "Calibration": "rlx.quantization.calibration",
     "calibrate": "rlx.api.quantize",
     "quantize": "rlx.api.quantize",
+    "DType": "rlx.base.dtypes",
     "Device": "rlx.api.io",
     "Executable": "rlx.runtime.executable",
     "Graph": "rlx.api.graph",
     "RngPolicy": "rlx.base.rng",
     "PrecisionPolicy": "rlx.base.precision",
+    "TensorType": "rlx.base.types",
     "compile": "rlx.api.io",
     "devices": "rlx.api.io",
     "dlpack": "rlx.base.dlpack",
     "load": "rlx.api.io",
+    "op": "rlx.api.custom",
 }
 
 

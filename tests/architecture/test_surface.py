@@ -29,6 +29,7 @@ def test_exported_names() -> None:
     assert set(rlx.__all__) == {
         "Calibration",
         "CompileError",
+        "DType",
         "Device",
         "DeviceError",
         "Executable",
@@ -40,6 +41,7 @@ def test_exported_names() -> None:
         "PrecisionPolicy",
         "RlxError",
         "RngPolicy",
+        "TensorType",
         "TypeRuleError",
         "UnsupportedOpError",
         "UsageError",
@@ -50,6 +52,7 @@ def test_exported_names() -> None:
         "dlpack",
         "load",
         "quantize",
+        "op",
     }
     for name in rlx.__all__:
         assert getattr(rlx, name) is not None

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from rlx.base.precision import OpClass
 
-__all__ = ["Op", "lookup_op", "register_op", "registered_ops"]
+__all__ = ["Op", "lookup_op", "register_op", "registered_ops", "unregister_op"]
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,11 @@ def register_op(cls: type[Op], name: str) -> None:
         )
     cls.name = name
     _REGISTRY[name] = cls
+
+
+def unregister_op(name: str) -> None:
+    """Take a name out of the table; nothing happens if it is not there."""
+    _REGISTRY.pop(name, None)
 
 
 def lookup_op(name: str) -> type[Op] | None:

@@ -229,6 +229,7 @@ class Program:
 
     Attributes:
         loops: (first, last) thunk of every loop body, innermost after outermost.
+        custom: the registered operators in it and their versions.
         values: the values of the graph that have slots.
         states: the slots of what persists between runs.
     """
@@ -241,6 +242,7 @@ class Program:
     outputs: list[int] = field(default_factory=list[int])
     weights: dict[int, Weight] = field(default_factory=dict[int, Weight])
     loops: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    custom: dict[str, str] = field(default_factory=dict[str, str])
     values: list[ValueInfo] = field(default_factory=list[ValueInfo])
     states: list[StateSlots] = field(default_factory=list[StateSlots])
 

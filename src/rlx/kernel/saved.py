@@ -2,13 +2,13 @@
 """Programs as plain data and back: what a program cache keeps.
 
 The data is what JSON holds (lists, dicts, numbers, text), with extents as text; constants are a list of arrays
-beside it. Kernels are named by symbol. Operators that the host runs have no such form.
+beside it. Kernels are named by symbol. An operator that the host runs is the text of a graph that holds it alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rlx.base.dims import Dim, DimExpr, parse_dim, symbol, symbol_atoms
 from rlx.base.dtypes import DType
@@ -29,6 +29,9 @@ from rlx.kernel.program import (
     ValueInfo,
     Weight,
 )
+
+if TYPE_CHECKING:
+    from rlx.ir.graph import Node
 
 __all__ = ["DimReader", "DimWriter", "NotSavableError", "program_from_data", "program_to_data"]
 
@@ -99,10 +102,11 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
         dims: shared with whatever else goes into the same file.
 
     Raises:
-        NotSavableError: it has operators that run on the host.
+        NotSavableError: it has registered operators without a version, or attributes without a text form.
     """
-    if any(t.kind is ThunkKind.HOST for t in program.thunks):
-        raise NotSavableError("operators that run on the host refer to the graph")
+    unversioned = [name for name, version in program.custom.items() if not version]
+    if unversioned:
+        raise NotSavableError(f"registered operators without a version: {', '.join(unversioned)}")
     nodes: dict[NodeInfo, int] = {}
     thunks = [_thunk_to_data(t, nodes, dims) for t in program.thunks]
     constants: list[Array] = []
@@ -138,6 +142,7 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
             [s.name, [dims(d) for d in s.shape], s.slot, s.following, s.aliases]
             for s in program.states
         ],
+        "custom": program.custom,
         "guards": [[dims(g.left), g.relation, dims(g.right), g.reason] for g in facts.guards],
         "equalities": {name: dims(d) for name, d in facts.equalities.items()},
     }
@@ -148,8 +153,11 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
     """Return the program that `program_to_data` wrote.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: the data is not of that form.
+        KeyError, IndexError, TypeError, ValueError: the data is not of that form, or a registered operator has another
+            version now.
+        ParseError: an operator that the host runs does not exist here.
     """
+    _check_versions(data["custom"])
     facts = Facts(
         guards=[
             Guard(dims(a), relation, dims(b), reason) for a, relation, b, reason in data["guards"]
@@ -170,6 +178,7 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         outputs=data["outputs"],
         weights={slot: Weight(name, values.get(slot)) for slot, name in data["weights"]},
         loops=[(first, last) for first, last in data["loops"]],
+        custom=data["custom"],
         values=[
             ValueInfo(slot, DType.of(dtype), tuple([dims(d) for d in shape]), name)
             for slot, dtype, shape, name in data["values"]
@@ -195,11 +204,12 @@ def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) ->
         int(thunk.may_fail),
         thunk.target,
         thunk.immediate,
+        None if thunk.host is None else _host_to_text(thunk.host),
     ]
 
 
 def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader) -> Thunk:
-    kind, args, kernel, chunks, node, inplace, scratch, may_fail, target, immediate = row
+    kind, args, kernel, chunks, node, inplace, scratch, may_fail, target, immediate, host = row
     info: NodeInfo | None = None if int(node) < 0 else nodes[int(node)]
     return Thunk(
         ThunkKind(kind),
@@ -207,13 +217,53 @@ def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader)
         kernel,
         dims(chunks),
         info,
-        None,
+        None if host is None else _host_from_text(host),
         _pairs(inplace),
         dims(scratch),
         bool(may_fail),
         target=target,
         immediate=immediate,
     )
+
+
+# Operators and the graph are imported only for programs that need them: the others start without.
+
+
+def _check_versions(custom: dict[str, str]) -> None:
+    if not custom:
+        return
+    from rlx.ops.custom import custom_version
+
+    for name, version in custom.items():
+        if custom_version(name) != version:
+            raise ValueError(f"operator {name} is not registered with version {version!r}")
+
+
+def _host_to_text(node: Node) -> str:
+    from rlx.ir.builder import Builder
+    from rlx.ir.graph import Graph
+    from rlx.ir.text import print_graph
+
+    graph = Graph("host")
+    operands = [
+        None if o is None else graph.add_input(f"x{i}", o.type) for i, o in enumerate(node.operands)
+    ]
+    builder = Builder(graph.block, graph.facts)
+    with builder.at(node.location):
+        copied = builder.emit_typed(node.op, operands, [r.type for r in node.results])
+    graph.set_outputs({f"y{i}": value for i, value in enumerate(copied.results)})
+    try:
+        return print_graph(graph)
+    except UsageError as error:
+        raise NotSavableError(str(error)) from error
+
+
+def _host_from_text(text: str) -> Node:
+    import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (the parser looks operators up)
+    from rlx.ir.parse import parse_graph
+
+    (node,) = parse_graph(text).block
+    return node
 
 
 def _pairs(data: list[list[int]]) -> tuple[tuple[int, int], ...]:

@@ -37,6 +37,7 @@ from rlx.kernel.program import (
 )
 from rlx.kernel.states import place_in_states, refuse_copy
 from rlx.ops.control import If, Loop, Scan
+from rlx.ops.custom import Custom
 from rlx.ops.indexing import ScatterElements, ScatterND
 from rlx.ops.leaf import Constant, DimTensor
 from rlx.ops.movement import Slice
@@ -318,6 +319,8 @@ class _Walker:
         elif node.regions:
             raise PassError(f"no schedule for operator {op.name!r} at node {node.location}")
         else:
+            if isinstance(op, Custom):
+                ctx.program.custom[op.name] = op.operator.version
             self.lowerer.lower(node, ctx)
 
     def _view(self, node: Node) -> None:

@@ -16,13 +16,14 @@ from rlx.base.allocation import out_of_memory
 from rlx.base.dims import evaluate as evaluate_dim
 from rlx.base.dims import lone_symbol
 from rlx.base.dtypes import DType
-from rlx.base.errors import ExecutionError, OutOfMemoryError, PassError, UsageError
+from rlx.base.errors import ExecutionError, OutOfMemoryError, PassError, RlxError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.builder import infer_types
 from rlx.ir.clone import bind_dims
 from rlx.ir.graph import Block, Graph, Node, State, Value
 from rlx.ir.op import Op
+from rlx.ops.custom import Custom
 
 __all__ = ["Observer", "evaluate", "run_op"]
 
@@ -83,9 +84,14 @@ def evaluate(
 
 
 def run_op(
-    op: Op, arrays: Sequence[Array | None], regions: Sequence[Block] = (), *, exact: bool = False
+    op: Op,
+    arrays: Sequence[Array | None],
+    regions: Sequence[Block] = (),
+    *,
+    exact: bool = False,
+    where: str = "",
 ) -> tuple[Array, ...]:
-    """Return the results of one operator on arrays.
+    """Return the results of one operator on arrays; errors begin with `where`, by default its name.
 
     Raises:
         TypeRuleError: the operator does not accept the operands.
@@ -93,7 +99,7 @@ def run_op(
     """
     types = [None if a is None else TensorType(DType.of(a.dtype), a.shape) for a in arrays]
     results = infer_types(op, types, regions=tuple(regions))
-    return _Runner({}, exact, None).apply(op, arrays, tuple(regions), results, op.name)
+    return _Runner({}, exact, None).apply(op, arrays, tuple(regions), results, where or op.name)
 
 
 # -- arguments
@@ -224,14 +230,18 @@ class _Runner:
                 found: Any = runner(_Regions(self, regions), *arrays)
             else:
                 found = op.reference(*(None if a is None else self._widen(a) for a in arrays))
-        except ExecutionError as error:
-            raise ExecutionError(f"{where}: {error}") from error
-        except MemoryError as error:
-            raise OutOfMemoryError(f"{where}: {error}") from error
+        except Exception as error:
+            if isinstance(op, Custom) or not isinstance(error, ExecutionError | MemoryError):
+                error.add_note(f"in {where}")
+                raise
+            kind = OutOfMemoryError if isinstance(error, MemoryError) else ExecutionError
+            raise kind(f"{where}: {error}") from error
         results = cast("tuple[Any, ...]", found if isinstance(found, tuple) else (found,))
+        # A registered function is the caller's; a wrong result of another is a fault of rlx.
+        fault = ExecutionError if isinstance(op, Custom) else PassError
         if len(results) != len(types):
-            raise PassError(f"{where} gave {len(results)} results, its type rule says {len(types)}")
-        return tuple(_rounded(r, t, where) for r, t in zip(results, types, strict=True))
+            raise fault(f"{where} gave {len(results)} results, its type rule says {len(types)}")
+        return tuple(_rounded(r, t, where, fault) for r, t in zip(results, types, strict=True))
 
     def _widen(self, array: Array) -> Array:
         if self.exact and DType.of(array.dtype).is_float:
@@ -258,7 +268,9 @@ def _static(type_: TensorType) -> tuple[int, ...]:
     return tuple(int(d) for d in type_.shape)
 
 
-def _rounded(result: Array | list[Array], type_: TensorType, where: str) -> Array:
+def _rounded(
+    result: Array | list[Array], type_: TensorType, where: str, fault: type[RlxError]
+) -> Array:
     """Return a result in its declared dtype; a list is stacked along a new first axis."""
     if isinstance(result, list):
         result = np.stack(result) if result else np.zeros(_static(type_), type_.dtype.numpy)
@@ -267,5 +279,5 @@ def _rounded(result: Array | list[Array], type_: TensorType, where: str) -> Arra
     both_float = have.is_float and type_.dtype.is_float
     both_complex = have.is_complex and type_.dtype.is_complex
     if array.shape != type_.shape or not (have is type_.dtype or both_float or both_complex):
-        raise PassError(f"{where} gave {have}{list(array.shape)}, its type rule says {type_}")
+        raise fault(f"{where} gave {have}{list(array.shape)}, its type rule says {type_}")
     return numeric.cast(array, type_.dtype)

@@ -21,6 +21,7 @@ from rlx.base.dims import Dim
 from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
+from rlx.base.precision import OpClass
 from rlx.base.rng import RNG_INPUT
 from rlx.base.types import Shape, TensorType
 from rlx.expr.body import Body, BodyBuilder, Scalar
@@ -116,6 +117,7 @@ class Draw(Op):
     operands = ("key",)
     # Folding and merging would be right, and never wanted.
     foldable = False
+    precision_class = OpClass.FIXED
     domain: ClassVar[tuple[DType, ...]] = (DType.F32, DType.F64, DType.F16, DType.BF16)
     shape: Shape
     dtype: DType

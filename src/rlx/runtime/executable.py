@@ -266,7 +266,11 @@ class Executable(Weighted, Observable):
 
     @property
     def rng(self) -> RngPolicy:
-        """Seed of the random numbers, and number of the next run; assigning it repeats the runs from there on."""
+        """Seed of the random numbers, and number of the next run; assigning it repeats the runs from there on.
+
+        Runs that were enqueued before come before.
+        """
+        self._settle()
         return self._rng.policy
 
     @rng.setter

@@ -6,9 +6,13 @@ import json
 import numpy as np
 import pytest
 
+from rlx.base.diagnostics import Location
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, symbol
 from rlx.base.dtypes import DType
 from rlx.base.facts import Facts, Guard
+from rlx.base.types import TensorType
+from rlx.ir.builder import Builder
+from rlx.ir.graph import Graph
 from rlx.kernel.program import (
     DimArg,
     NodeInfo,
@@ -28,6 +32,7 @@ from rlx.kernel.saved import (
     program_from_data,
     program_to_data,
 )
+from rlx.ops.norm import LayerNorm
 
 _N, _M, _ZERO = symbol("N"), symbol("M"), symbol("step", lower=0)
 
@@ -103,11 +108,37 @@ def test_a_program_reads_back_as_itself() -> None:
     assert back.weights[2].data is constants[0]
 
 
-def test_host_operators_are_not_savable() -> None:
+def _reread(program: Program) -> Program:
+    write = DimWriter()
+    data, constants = program_to_data(program, write)
+    return program_from_data(json.loads(json.dumps(data)), constants, DimReader(write.symbols))
+
+
+def test_an_operator_of_the_host_is_written_with_its_types() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.F32, (_N, 4)))
+    builder = Builder(graph.block, graph.facts)
+    with builder.at(Location("my node", "model.onnx")):
+        builder.emit(LayerNorm(), x, None, None)
+    node = graph.block.nodes()[0]
     program = _program()
-    program.thunks.append(Thunk(ThunkKind.HOST))
-    with pytest.raises(NotSavableError, match="host"):
+    program.thunks.append(Thunk(ThunkKind.HOST, host=node))
+    back = _reread(program).thunks[-1].host
+    assert back is not None
+    assert back.op == node.op
+    assert [None if o is None else o.type for o in back.operands] == [x.type, None, None]
+    assert [r.type for r in back.results] == [r.type for r in node.results]
+    assert back.location == node.location
+
+
+def test_registered_operators_need_a_version() -> None:
+    program = _program()
+    program.custom["example.clip"] = ""
+    with pytest.raises(NotSavableError, match=r"without a version: example\.clip"):
         program_to_data(program, DimWriter())
+    program.custom["example.clip"] = "1"
+    with pytest.raises(ValueError, match=r"example\.clip is not registered with version '1'"):
+        _reread(program)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,22 @@ def test_calls_from_threads_get_different_numbers() -> None:
         assert set(found) == {m().tobytes() for _ in range(64)}
 
 
+def test_enqueued_runs_take_their_turn() -> None:
+    graph = noise((16,))
+    with rlx.compile(graph) as m:
+        want = [m() for _ in range(5)]
+        m.rng = rlx.RngPolicy()
+        futures = [m.run_async({}) for _ in range(5)]
+        assert m.rng.run == 5
+        np.testing.assert_array_equal([f.result()["y"] for f in futures], want)
+        futures = [m.run_async({}) for _ in range(3)]
+        m.rng = rlx.RngPolicy()  # comes after them
+        assert futures[0].result()["y"].tobytes() not in {y.tobytes() for y in want}
+        np.testing.assert_array_equal(m(), want[0])
+        m.rng = rlx.RngPolicy()
+        np.testing.assert_array_equal([r["y"] for r in m.run_pipelined([()] * 5)], want)
+
+
 def test_the_key_is_no_input_of_the_caller() -> None:
     with rlx.Graph() as g:
         key = g.rng("noise")  # before the input: the key is the program's first

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rlx.base.allocation import out_of_memory
 from rlx.base.numeric import Array
 
-__all__ = ["HUGE_PAGE", "WeightBuffer", "address_of", "aligned_bytes", "huge_bytes"]
+__all__ = ["HUGE_PAGE", "WeightBuffer", "address_of", "aligned_bytes", "bytes_at", "huge_bytes"]
 
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page on x86-64 and on AArch64 with 4 KiB pages."""
@@ -36,6 +36,30 @@ def aligned_bytes(nbytes: int, alignment: int = 64) -> npt.NDArray[np.uint8]:
         raise MemoryError(str(error)) from error
     start = -int(block.ctypes.data) % alignment
     return block[start : start + nbytes]
+
+
+class _Region:
+    """Memory as NumPy takes it; arrays over it keep it, and so `keep`, alive."""
+
+    def __init__(self, address: int, nbytes: int, keep: object) -> None:
+        self.keep = keep
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (nbytes,),
+            "data": (address, False),
+        }
+
+
+def bytes_at(address: int, nbytes: int, keep: object) -> npt.NDArray[np.uint8]:
+    """Return the bytes at an address as an array.
+
+    Args:
+        address: of the first.
+        nbytes: how many, at least one.
+        keep: what owns them; it lives as long as the array and all views of it.
+    """
+    return np.asarray(_Region(address, nbytes, keep))
 
 
 def huge_bytes(nbytes: int) -> npt.NDArray[np.uint8]:

@@ -13,6 +13,7 @@ from rlx.base.errors import UnsupportedOpError
 from rlx.ir.graph import Node
 from rlx.kernel.program import SlotArg, Thunk, ThunkKind
 from rlx.kernel.schedule import LoweringContext
+from rlx.ops.custom import Custom, HostKernel
 from rlx.ops.region import WithEpilogue
 
 __all__ = ["CpuLowerer"]
@@ -42,12 +43,15 @@ class CpuLowerer:
             if function(node, ctx, self.isa) is not False:
                 self.dispatch[op.label, "kernel"] += 1
                 return
-        if self.host_ops == "error":
+        how = "host"
+        if isinstance(op, Custom) and isinstance(op.operator.kernels.get("cpu"), HostKernel):
+            how = "python"  # that is its kernel
+        elif self.host_ops == "error":
             types = ", ".join(str(o.type) for o in node.operands if o is not None)
             raise UnsupportedOpError(
                 f"{op.name}({types}) at node {node.location} has no CPU kernel"
             )
-        self.dispatch[op.label, "host"] += 1
+        self.dispatch[op.label, how] += 1
         args = [SlotArg(ctx.slot(o)) for o in node.operands if o is not None]
         results = [SlotArg(ctx.slot(r), writes=True) for r in node.results]
         ctx.append(Thunk(ThunkKind.HOST, (*args, *results), may_fail=True, host=node))

@@ -37,7 +37,10 @@ def lowering(*operators: type[Op]) -> Callable[[_Decorated], _Decorated]:
 
 def lowerings_of(operator: type[Op]) -> Sequence[Lowering]:
     """Return the lowerings of an operator class in the order in which they are tried."""
-    return _LOWERINGS.get(operator, ())
+    found = _LOWERINGS.get(operator)
+    if found is None:  # registered operators: their base class has one
+        found = _LOWERINGS.get(operator.__base__ or operator, ())
+    return found
 
 
 def split_epilogue(

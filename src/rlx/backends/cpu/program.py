@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rlx.backends.cpu.buffers import WeightBuffer, address_of, aligned_bytes
+from rlx.backends.cpu.buffers import WeightBuffer, address_of, aligned_bytes, bytes_at
 from rlx.backends.cpu.context import DONE, Context, Outcome
 from rlx.backends.cpu.dispatch import Status, native
 from rlx.backends.cpu.extents import Extents
@@ -88,6 +87,8 @@ class CpuProgram:
         self._arena: npt.NDArray[np.uint8] = aligned_bytes(_ALIGNMENT)
         self._env: Mapping[str, int] | None = None
         self._host = self._run_host
+        self._hosts = any(t.kind is ThunkKind.HOST for t in program.thunks)
+        self._held: tuple[Sequence[Array], ...] = ()
         self._check = False
         self._closed = False
         self._io = [*program.inputs, *program.outputs]
@@ -251,10 +252,20 @@ class CpuProgram:
             pc = 0
         if self._check:
             self._arena[:] = 0xFF  # NaN in every float dtype: a read before a write shows
-        outcome = context.run(self._host, pc)
+        outcome = (
+            self._run_holding(inputs, outputs, pc) if self._hosts else context.run(self._host, pc)
+        )
         if outcome is not DONE:
             self._env = None
             raise self._error(outcome)
+
+    def _run_holding(self, inputs: Sequence[Array], outputs: Sequence[Array], pc: int) -> Outcome:
+        """Run with operators on the host: views of the caller's arrays keep these alive."""
+        self._held = (inputs, outputs)
+        try:
+            return self._context.run(self._host, pc)
+        finally:
+            self._held = ()
 
     @contextmanager
     def watched(
@@ -317,19 +328,23 @@ class CpuProgram:
     def _run_host(self, pc: int) -> None:
         """Run an operator without a kernel by its reference, on views of its buffers."""
         from rlx.ir.clone import bind_dims
+        from rlx.ops.custom import Custom, HostKernel
         from rlx.ops.evaluate import run_op
 
         thunk = self.program.thunks[pc - 1]
         node = thunk.host
         assert node is not None
-        env = dict(self._env or {})
         slots = iter([a.slot for a in thunk.args if isinstance(a, SlotArg)])
+        env = self.extents()
         operands = [None if o is None else self._view(next(slots), o, env) for o in node.operands]
         results = [self._view(next(slots), r, env) for r in node.results]
-        try:
-            values = run_op(bind_dims(node.op, dict(env)), operands)
-        except ExecutionError as error:
-            raise ExecutionError(f"{error} at node {node.location}") from error
+        op, where = node.op, f"{node.op.name} at node {node.location}"
+        if isinstance(op, Custom):
+            kernel = op.operator.kernels.get("cpu")
+            if isinstance(kernel, HostKernel):
+                op.run_on(kernel, operands, results, where)
+                return
+        values = run_op(bind_dims(op, dict(env)), operands, where=where)
         for target, value in zip(results, values, strict=True):
             np.copyto(target, value, casting="no")
 
@@ -341,8 +356,11 @@ class CpuProgram:
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if nbytes == 0:
             return np.empty(shape, dtype)
-        buffer: Any = (ctypes.c_char * nbytes).from_address(int(self._context.slots[slot]))
-        return np.frombuffer(buffer, dtype).reshape(shape)
+        root = slot
+        while (beneath := self.program.slots[root].root) is not None:
+            root = beneath
+        keep = (self._arena, self._held, self._weights.get(root), self._states.get(root))
+        return bytes_at(int(self._context.slots[slot]), nbytes, keep).view(dtype).reshape(shape)
 
     def close(self) -> None:
         """Unmap the code and drop all memory."""

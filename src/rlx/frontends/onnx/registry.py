@@ -35,6 +35,7 @@ __all__ = [
     "find",
     "mapped_ops",
     "onnx_op",
+    "unmap_op",
 ]
 
 MIN_OPSET = 7
@@ -110,6 +111,11 @@ def find(domain: str, name: str, version: int) -> OpMapping | None:
     """Return the mapping of an operator in an opset version, or None."""
     rows = [row for row in _TABLE.get((domain, name), ()) if row.since <= version]
     return rows[-1] if rows else None
+
+
+def unmap_op(domain: str, name: str) -> None:
+    """Take an operator out of the table."""
+    _TABLE.pop((domain, name), None)
 
 
 def mapped_ops() -> Mapping[tuple[str, str], Sequence[OpMapping]]:
