@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,11 @@ def inspect(
     fusion: Annotated[
         bool, typer.Option("--fusion", help="Also list every candidate that did not fuse.")
     ] = False,
+    arena: Annotated[
+        Path | None, typer.Option(help="Write a picture of the arena over time to this .svg.")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Rows of the list of the largest values.")] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show what a model is and what rlx makes of it."""
     dims = parse_dims(dim or [])
@@ -32,6 +38,11 @@ def inspect(
         names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
     missing = sorted(names - set(dims))
     with rlx.load(model, device=device, dims={**dims, **dict.fromkeys(missing, 1)}) as loaded:
+        if arena is not None:
+            arena.write_text(loaded.memory().picture(model.name), encoding="utf-8")
+        if as_json:
+            typer.echo(json.dumps({**loaded.report().to_json(), "taken_as_1": missing}, indent=1))
+            return
         show_table(
             "Inputs",
             ("name", "dtype", "shape"),
@@ -41,10 +52,12 @@ def inspect(
             console.print(
                 f"extents without a bound are taken as 1 here: {', '.join(missing)} (use --dim)"
             )
-        _show_compiled(loaded, fusion=fusion)
+        _show_compiled(loaded, fusion=fusion, top=top)
+        if arena is not None:
+            console.print(f"wrote {arena}", highlight=False, markup=False)
 
 
-def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
+def _show_compiled(loaded: Executable, *, fusion: bool, top: int) -> None:
     program = loaded.program
     show_table(
         "Outputs",
@@ -63,6 +76,9 @@ def _show_compiled(loaded: Executable, *, fusion: bool) -> None:
         ("state", memory.state),
     ]
     show_table("Memory", ("what", "bytes"), rows)
+    largest = [(s.op, s.type, s.count, s.nbytes) for s in memory.top(top)]
+    if largest:
+        show_table("Largest values in the arena", ("operator", "type", "count", "bytes"), largest)
     show_table(
         "Compile time", ("stage", "seconds"), [(k, round(v, 3)) for k, v in program.seconds.items()]
     )

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import rlx
-from rlx.cli import bench, cache, demo, devices, inspect, opt, run
+from rlx.cli import bench, cache, check, demo, devices, inspect, opt, profile, run
 
 __all__ = ["app", "main"]
 
@@ -25,6 +25,9 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("inspect")(inspect.inspect)
+app.command("profile")(profile.profile)
+app.command("check")(check.check)
+app.command("bisect")(check.bisect)
 app.command("bench")(bench.bench)
 app.command("devices")(devices.devices)
 app.command("opt")(opt.opt)

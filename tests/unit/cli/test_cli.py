@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -19,6 +20,8 @@ from rlx.base import store
 from rlx.cli import common
 from rlx.cli.main import app, main
 from rlx.ir.parse import parse_graph
+from rlx.ir.rewrite import rule
+from rlx.passes import canonicalize
 
 _RUNNER: Any = import_module("typer.testing").CliRunner()  # ships no types
 _RIR = """graph {
@@ -89,8 +92,8 @@ def test_version(run: Callable[..., str]) -> None:
 
 def test_help_lists_the_commands(run: Callable[..., str]) -> None:
     text = run("--help")
-    for name in ("demo", "run", "inspect", "bench", "devices", "opt", "cache"):
-        assert name in text
+    names = "demo run inspect profile check bisect bench devices opt cache"
+    assert all(name in text for name in names.split())
 
 
 def test_devices(run: Callable[..., str]) -> None:
@@ -325,3 +328,76 @@ def test_demo(run: Callable[..., str]) -> None:
     assert "Cosine similarity" in text
     assert text.count("1.00") >= 5
     assert "median of 10" in text
+
+
+# -- seeing inside --------------------------------------------------------------------------------
+
+
+def test_profile(run: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    text = run("profile", model, "--dim", "batch=4", "--runs", 3, "--trace", trace, "--threads", 1)
+    assert "batch=4" in text
+    assert "MatMul -> xw" in text
+    assert "outside of kernels" in text
+    assert f"wrote {trace}" in text.replace("\n", "")
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert [e["name"] for e in events if e.get("cat") == "run"] == ["run 0", "run 1", "run 2"]
+    data = json.loads(run("profile", model, "--runs", 2, "--by", "op", "--json"))
+    assert data["extents"] == {"batch": 1}
+    assert data["by_op"]
+    assert isinstance(_invoke("profile", model, "--by", "kernel").exception, rlx.UsageError)
+
+
+def test_inspect_as_json_and_with_a_picture(
+    run: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    picture = tmp_path / "arena.svg"
+    data = json.loads(run("inspect", model, "--json", "--arena", picture))
+    assert data["inputs"] == ["x: f32[batch,2]"]
+    assert data["taken_as_1"] == ["batch"]
+    assert sum(d["nodes"] for d in data["dispatch"]) >= 1
+    assert data["memory"]["weights"] > 0
+    assert picture.read_text().startswith("<svg")
+    text = run("inspect", model, "--dim", "batch=3", "--arena", picture, "--fusion")
+    assert f"wrote {picture}" in text.replace("\n", "")
+
+
+def test_check_and_bisect_when_all_is_well(
+    run: Callable[..., str], model: Path, tmp_path: Path
+) -> None:
+    assert "reference,passes=off and cpu agree" in run("check", model, "--dim", "batch=3")
+    assert "agree" in run("bisect", model, "--left", "cpu,passes=off", "--right", "cpu,threads=1")
+    stored = tmp_path / "golden.npz"
+    x = np.array([[1, 2]], np.float32)
+    np.savez(
+        stored, allow_pickle=False, **{"in::x": x, "out::y": np.array([[2, 2, 5]], np.float32)}
+    )
+    assert "agree" in run("check", model, "-i", stored, "--against", stored)
+
+
+def test_check_and_bisect_when_something_differs(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = tmp_path / "golden.npz"
+    x = np.array([[1, 2]], np.float32)
+    np.savez(
+        stored, allow_pickle=False, **{"in::x": x, "out::y": np.array([[2, 2, 6]], np.float32)}
+    )
+    result = _invoke("check", model, "-i", stored, "--against", stored)
+    assert result.exit_code == 1
+    assert "largest difference 1 at" in result.stdout + capsys.readouterr().out
+    wrong = rule("relu")(lambda node, builder: node.operands[0])
+    monkeypatch.setattr(canonicalize, "RULES", (*canonicalize.RULES, wrong))
+    for command, wanted in (("check", "'y'"), ("bisect", "'Relu -> y'")):
+        result = _invoke(command, model, "--dim", "batch=8")
+        assert result.exit_code == 1, result.exception
+        shown = result.stdout + capsys.readouterr().out
+        assert wanted.strip("'") in shown
+    assert "agrees without pass canonicalize" in shown
+
+
+@pytest.mark.parametrize("command", ["check", "bisect"])
+def test_a_setting_that_is_none_is_refused(command: str, model: Path) -> None:
+    result = _invoke(command, model, "--right", "cpu,fast")
+    assert isinstance(result.exception, rlx.UsageError)
+    assert "'fast'" in str(result.exception)
