@@ -31,7 +31,8 @@ def load_rlx(model: Path, inputs: Arrays, threads: int) -> Run:
     """Rlx, through its public API."""
     import rlx
 
-    program = rlx.load(model, threads=threads)
+    make = rlx.open if model.suffix == ".rlxp" else rlx.load
+    program = make(model, threads=threads)
     return lambda: program.run(inputs)
 
 

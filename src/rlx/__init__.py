@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rlx.api.custom import op
     from rlx.api.graph import Graph
     from rlx.api.io import Device, compile, devices, load  # noqa: A004  (rlx.compile, as in re.compile)
+    from rlx.api.package import open  # noqa: A004  (as in gzip.open)
     from rlx.api.quantize import calibrate, quantize
     from rlx.base.dlpack import dlpack
     from rlx.base.dtypes import DType
@@ -65,6 +66,7 @@ __all__ = [
     "dlpack",
     "load",
     "op",
+    "open",
     "quantize",
 ]
 
@@ -84,6 +86,7 @@ _LAZY = {
     "dlpack": "rlx.base.dlpack",
     "load": "rlx.api.io",
     "op": "rlx.api.custom",
+    "open": "rlx.api.package",
 }
 
 

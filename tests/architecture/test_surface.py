@@ -51,6 +51,7 @@ def test_exported_names() -> None:
         "devices",
         "dlpack",
         "load",
+        "open",
         "quantize",
         "op",
     }

@@ -24,7 +24,7 @@ from rlx.runtime.executable import Executable, graph_source
 if TYPE_CHECKING:
     from rlx.api.graph import Graph
 
-__all__ = ["Device", "choose", "compile", "devices", "load"]
+__all__ = ["Device", "check_names", "checked_dims", "choose", "compile", "devices", "load"]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def load(  # noqa: PLR0913  (options, by keyword)
 
     backend, target, options = choose(device, threads, precision, host_ops)
     opened = open_model(model, folder)
-    source = onnx_source(opened, _checked_dims(dims), backend, target, options)
+    source = onnx_source(opened, checked_dims(dims), backend, target, options)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
     source.recipe = model_recipe(
         load,
@@ -118,10 +118,10 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
         )
     backend, target, options = choose(device, threads, precision, host_ops)
     ir = graph.ir
-    bounds = _checked_dims(dims)
+    bounds = checked_dims(dims)
     leaves = [*ir.inputs, *(s.value for s in ir.states)]
     names = {s for v in leaves for d in v.type.shape for s in symbols_of(d)}
-    _check_names(bounds, names, ir.name)
+    check_names(bounds, names, ir.name)
     source = graph_source(ir, bounds)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
     source.recipe = graph_recipe(compile, source, dict(ir.facts.hints), device, given)
@@ -172,13 +172,19 @@ def _whole(what: str, value: Any, meaning: str) -> int:
     return number
 
 
-def _checked_dims(dims: Mapping[str, int] | None) -> dict[str, int]:
+def checked_dims(dims: Mapping[str, int] | None) -> dict[str, int]:
+    """Return bounds by symbol.
+
+    Raises:
+        UsageError: one is no positive whole number.
+    """
     if dims is not None and not isinstance(dims, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise UsageError(f"dims is a dict of upper bounds by name, not a {type(dims).__name__}")
     return {n: _whole(f"dims[{n!r}]", v, "an upper bound") for n, v in (dims or {}).items()}
 
 
-def _check_names(bounds: Mapping[str, int], names: set[str], model: str) -> None:
+def check_names(bounds: Mapping[str, int], names: set[str], model: str) -> None:
+    """Raise a UsageError if a bound is for no extent of the model."""
     for name in bounds:
         if name not in names:
             known = ", ".join(sorted(names)) or "none"

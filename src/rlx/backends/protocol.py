@@ -19,11 +19,11 @@ from rlx.base.numeric import Array
 from rlx.base.precision import FULL, PrecisionPolicy
 from rlx.base.target import Claims, Target
 from rlx.base.types import Shape
-from rlx.memory.report import Placement, Share, shares
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
     from rlx.kernel.program import Program
+    from rlx.memory.report import Placement, Share
 
 __all__ = [
     "AdoptingGraph",
@@ -92,6 +92,8 @@ class MemoryReport:
         Raises:
             UsageError: it is another kind.
         """
+        from rlx.memory.report import shares
+
         if kind not in ("arena", "weight"):
             raise UsageError(f"memory is of kind 'arena' or 'weight', not {kind!r}")
         return shares(self.tensors, kind)[:count]

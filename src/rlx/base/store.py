@@ -19,7 +19,6 @@ import errno
 import hashlib
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ import numpy as np
 
 from rlx.base import config
 
-__all__ = ["ALIGNMENT", "OUTDATED", "Entry", "Store", "default_store"]
+__all__ = ["ALIGNMENT", "OUTDATED", "Entry", "Store", "default_store", "digest"]
 
 _LOG = getLogger("rlx")
 _FORMAT = 3
@@ -124,6 +123,8 @@ class Store:
         nbytes = sum(-(-len(p) // ALIGNMENT) * ALIGNMENT for p in parts)
         if nbytes > self.limit // 2 or not self._is_usable(create=True):
             return False
+        import tempfile  # with what it imports, a tenth of opening a package
+
         path = self._path(kind, key)
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -268,9 +269,14 @@ def _write(file: Any, parts: Sequence[memoryview], check: bytes, key: bytes) -> 
     file.flush()
     length = file.tell() - _ALIGNED
     mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    digest = _digest(mapped[_ALIGNED:], check)
+    checksum = _digest(mapped[_ALIGNED:], check)
     file.seek(0)
-    file.write(_MAGIC + check + key + length.to_bytes(8, "little") + digest)
+    file.write(_MAGIC + check + key + length.to_bytes(8, "little") + checksum)
+
+
+def digest(payload: memoryview, *, quick: bool) -> bytes:
+    """Return the checksum of some bytes: sha256, or `quick` sums that find damage but no forgery."""
+    return _digest(payload, _SUMS if quick else _SHA256)
 
 
 def _digest(payload: memoryview, check: bytes) -> bytes:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+import rlx
 from rlx.base.allocation import out_of_memory
 from rlx.base.dims import LIMIT
 from rlx.base.errors import UsageError
@@ -19,9 +20,26 @@ from rlx.base.numeric import Array
 from rlx.cli.arrays import read_arrays
 from rlx.runtime.executable import Executable, TensorSpec
 
-__all__ = ["check_dims", "console", "make_inputs", "parse_dims", "show_table"]
+__all__ = [
+    "PACKAGE",
+    "check_dims",
+    "console",
+    "make_inputs",
+    "open_model",
+    "parse_dims",
+    "show_table",
+]
 
 console = Console()
+PACKAGE = ".rlxp"
+"""What the names of packages end in."""
+
+
+def open_model(path: Path, device: str, threads: int | None) -> Executable:
+    """Return a model from an ONNX file, or from a package if the name says so."""
+    if path.suffix == PACKAGE:
+        return rlx.open(path, device, threads=threads)
+    return rlx.load(path, device=device, threads=threads)
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:

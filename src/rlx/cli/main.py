@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import rlx
-from rlx.cli import bench, cache, check, demo, devices, inspect, opt, profile, run
+from rlx.cli import bench, cache, check, demo, devices, inspect, opt, package, profile, run
 
 __all__ = ["app", "main"]
 
@@ -32,6 +32,7 @@ app.command("bench")(bench.bench)
 app.command("devices")(devices.devices)
 app.command("opt")(opt.opt)
 app.command("cache")(cache.cache)
+app.command("package")(package.package)
 
 
 def _version(wanted: bool) -> None:

@@ -10,15 +10,14 @@ from typing import Annotated
 import numpy as np
 import typer
 
-import rlx
 from rlx.cli.arrays import check_target, write_arrays
-from rlx.cli.common import console, make_inputs, parse_dims, show_table
+from rlx.cli.common import console, make_inputs, open_model, parse_dims, show_table
 
 __all__ = ["run"]
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.")],
+    model: Annotated[Path, typer.Argument(help="An ONNX file, or a package (.rlxp).")],
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")
     ] = None,
@@ -36,7 +35,7 @@ def run(
     if output is not None:
         check_target(output)
     started = time.perf_counter()
-    with rlx.load(model, device=device, threads=threads) as loaded:
+    with open_model(model, device, threads) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
         with console.status(f"compiling {model.name}"):
             results = loaded.run(arrays)

@@ -7,7 +7,6 @@ Pickled objects are refused.
 
 from __future__ import annotations
 
-import json
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,10 +15,11 @@ from functools import partial
 from io import SEEK_CUR, SEEK_END, SEEK_SET, BytesIO, RawIOBase
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from rlx.base.bounded_json import read_json
 from rlx.base.dtypes import DType
 from rlx.base.errors import ParseError, RlxError, UsageError
 from rlx.base.numeric import Array
@@ -27,7 +27,6 @@ from rlx.frontends.checked import map_source
 
 __all__ = ["StoredArray", "open_arrays"]
 
-_LONGEST_HEADER = 32 << 20
 _LONGEST_NPY_HEADER = 1 << 14
 _CHUNK = 1 << 20
 
@@ -90,18 +89,12 @@ _SAFETENSORS = {
 def _open_safetensors(data: memoryview) -> dict[str, StoredArray]:
     """Read the header: 8 bytes of its length, then JSON with dtype, shape and offsets of every array."""
     length = int.from_bytes(data[:8], "little") if len(data) >= 8 else -1
-    if not 0 <= length <= min(len(data) - 8, _LONGEST_HEADER):
+    if not 0 <= length <= len(data) - 8:
         raise ParseError(
-            f"not a safetensors file: its header would be {length} bytes of {len(data)} (at most {_LONGEST_HEADER})"
+            f"not a safetensors file: its header would be {length} bytes of {len(data)}"
         )
-    try:
-        header: Any = json.loads(bytes(data[8 : 8 + length]))
-    except (ValueError, RecursionError) as error:
-        raise ParseError(f"the header of the safetensors file is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise ParseError("the header of the safetensors file is no JSON object")
+    entries = read_json(data[8 : 8 + length], "the header of the safetensors file")
     body = data[8 + length :]
-    entries = cast("dict[str, Any]", header)
     return {n: _safetensor(body, n, e) for n, e in entries.items() if n != "__metadata__"}
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from logging import getLogger
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -30,7 +32,7 @@ from rlx.base.pages import release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
-from rlx.runtime.entry import Signature
+from rlx.runtime.entry import Restored, Signature
 from rlx.runtime.finite import Run, checked_run
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
@@ -56,6 +58,19 @@ _MAX_BINDINGS = 256
 Recipe: TypeAlias = "Callable[[Executable], tuple[Callable[..., Executable], tuple[Any, ...]]]"
 
 
+@dataclass(frozen=True)
+class Saved:
+    """Programs of a package.
+
+    Attributes:
+        signature: of the first one.
+        restore: extents -> a program that may run with them, if there is one.
+    """
+
+    signature: Signature
+    restore: Callable[[Mapping[str, int]], Restored | None]
+
+
 @dataclass
 class Source:
     """Where programs come from: a model file or a graph.
@@ -71,6 +86,7 @@ class Source:
             views of them.
         params: its weights, if they are at hand; handed over to the executable.
         read_params: reads them from the model.
+        saved: programs that were compiled earlier; there are no others then.
         recipe: gives what makes an equal executable in another process, as `object.__reduce__` does.
         states: what persists between runs.
     """
@@ -84,6 +100,7 @@ class Source:
     files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
     params: dict[str, Default] = field(default_factory=dict[str, Default])
     read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
+    saved: Saved | None = None
     recipe: Recipe | None = None
     states: Sequence[DeclaredState] = ()
 
@@ -225,6 +242,8 @@ class Executable(Weighted, Observable):
         watch_forks(self)
         if like is not None:
             self._become(like)
+        elif source.saved is not None:
+            self._set_outputs(source.saved.signature)  # linking waits for the first run
         elif not self._unbounded():
             hints = dict(source.uppers)
             self._compile(hints, {})
@@ -322,6 +341,41 @@ class Executable(Weighted, Observable):
             self._variants.append(_Variant(twin, dict(variant.uppers), is_planned=False))
         if self._variants:
             self._set_outputs(self.program.signature)
+
+    def save(self, path: str | os.PathLike[str]) -> str:
+        """Write the compiled model to a file that `rlx.open` runs in place, on a processor like this one.
+
+        The file holds machine code, the schedule and the weights as they are now, packed, for all variants compiled
+        so far. States begin with their initial values there.
+
+        Returns:
+            The digest of the package, hexadecimal: `rlx.open(path, digest=...)` accepts no other file.
+
+        Raises:
+            UsageError: nothing is compiled yet, a param has no value, or operators run on the host.
+            OSError: the file cannot be written.
+        """
+        from rlx.runtime.package import Contents, write_package
+
+        self._settle()
+        with self._lock:
+            self._check_usable()
+            programs = [v.program for v in self._variants]
+            if not programs:
+                raise UsageError(
+                    f"{self._source.name} is not compiled yet: run it, or call `warmup`, before saving it"
+                )
+            for program in programs:
+                self._weights.refresh(program.weights)
+            contents = Contents(
+                self._source.name,
+                self._source.inputs,
+                self._source.uppers,
+                [(p.compiled, p.signature, p.report, p.weights) for p in programs],
+                self._weights,
+                self._source.states,
+            )
+            return write_package(Path(path), contents, self._backend, self._target, self._options)
 
     def trim(self) -> None:
         """Give back memory that the next run can allocate again: intermediate values and what is kept per shape.
@@ -677,11 +731,13 @@ class Executable(Weighted, Observable):
         return variant
 
     def _restore(self, env: Mapping[str, int], uppers: Mapping[str, int]) -> Program | None:
-        """Return a program for these extents from the cache."""
-        if self._source.cache is None:
-            return None
-        started = perf_counter()
-        found = self._source.cache.restore(env, self._read_param)
+        """Return a program for these extents from the cache or the package."""
+        source, started = self._source, perf_counter()
+        found: Restored | None = None
+        if source.saved is not None:
+            found = source.saved.restore(env)
+        elif source.cache is not None:
+            found = source.cache.restore(env, self._read_param)
         if found is None:
             return None
         self._weights.declare(found.params)

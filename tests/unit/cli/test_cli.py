@@ -401,3 +401,15 @@ def test_a_setting_that_is_none_is_refused(command: str, model: Path) -> None:
     result = _invoke(command, model, "--right", "cpu,fast")
     assert isinstance(result.exception, rlx.UsageError)
     assert "'fast'" in str(result.exception)
+
+
+def test_a_package_runs_like_its_model(run: Callable[..., str], model: Path) -> None:
+    printed = run("package", model)
+    path = model.with_suffix(".rlxp")
+    assert f"{path.stat().st_size:,} bytes" in printed
+    outputs = [model.with_name(n) for n in ("a.npz", "b.npz")]
+    for file, output in zip((model, path), outputs, strict=True):
+        assert file.name in run("run", file, "--seed", 3, "--dim", "batch=4", "-o", output)
+    with np.load(outputs[0]) as first, np.load(outputs[1]) as second:
+        np.testing.assert_array_equal(first["y"], second["y"])
+    assert isinstance(_invoke("package", model, "-o", model).exception, rlx.UsageError)

@@ -7,13 +7,18 @@ machines misreport, so it is never used.
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import struct
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from rlx.base import config
 from rlx.base.dtypes import DType
 from rlx.base.errors import DeviceError, UsageError
+from rlx.base.store import default_store
 
 __all__ = ["Isa", "generic_isa", "host_isa"]
 
@@ -209,12 +214,42 @@ def _x86(triple: str, features: frozenset[str], caches: dict[int, int]) -> Isa:
     return Isa(level, triple, features & kept, caches[1], caches[2], caches[3])
 
 
-@cache
-def _detected() -> Isa:
+def _host() -> tuple[str, frozenset[str]]:
+    """Return LLVM's name of this system and the features it finds in the processor.
+
+    What LLVM found is kept on disk: asking it means loading it, which takes longer than opening a package.
+    """
+    key, store = _host_key(), default_store()
+    known = store.get("host", key) if store is not None and key else None
+    if known is not None:
+        triple, *found = bytes(known).decode().split()
+        return triple, frozenset(found)
     import llvmlite.binding as llvm
 
     triple = llvm.get_process_triple()
-    features = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
+    features = sorted(name for name, present in llvm.get_host_cpu_features().items() if present)
+    if store is not None and key:
+        store.put("host", key, " ".join([triple, *features]).encode())
+    return triple, frozenset(features)
+
+
+def _host_key() -> str:
+    """Return a hash of what the system says about the processor, and of LLVM's version; empty where it says nothing."""
+    import llvmlite  # without its binding
+
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            first = list(takewhile(str.strip, file))
+    except OSError:
+        return ""
+    lasting = [line for line in first if not line.startswith(("cpu MHz", "bogomips", "BogoMIPS"))]
+    parts = [llvmlite.__version__, platform.machine(), struct.calcsize("P"), *lasting]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@cache
+def _detected() -> Isa:
+    triple, features = _host()
     arch = triple.split("-", maxsplit=1)[0]
     if arch in ("x86_64", "amd64"):
         return _x86(triple, features, _caches())

@@ -152,7 +152,9 @@ class CpuProgram:
 
     def set_weight(self, name: str, data: Array) -> None:
         """Point a param at its data; the array is kept, not copied."""
-        slot = self._names[name]
+        slot = self._names.get(name)
+        if slot is None:
+            raise UsageError(f"the program reads no weight {name!r}")
         wanted = self.program.slots[slot].nbytes
         if data.nbytes != wanted or not data.flags.c_contiguous:
             raise UsageError(
@@ -245,6 +247,8 @@ class CpuProgram:
         if env is self._env:
             pc = 1
         else:
+            if len(self._weights) < len(self.program.weights):
+                raise UsageError(f"{self.program.name}: not all weights are set")
             for name, index in self._extents.symbols.items():
                 if name in env:
                     context.dims[index] = env[name]
