@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rlx.base.rng import RngPolicy
     from rlx.base.types import TensorType
     from rlx.quantization.calibration import Calibration
+    from rlx.runtime.bind import RowFeed
     from rlx.runtime.executable import Executable
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "PrecisionPolicy",
     "RlxError",
     "RngPolicy",
+    "RowFeed",
     "TensorType",
     "TypeRuleError",
     "UnsupportedOpError",
@@ -79,6 +81,7 @@ _LAZY = {
     "Executable": "rlx.runtime.executable",
     "Graph": "rlx.api.graph",
     "RngPolicy": "rlx.base.rng",
+    "RowFeed": "rlx.runtime.bind",
     "PrecisionPolicy": "rlx.base.precision",
     "TensorType": "rlx.base.types",
     "compile": "rlx.api.io",

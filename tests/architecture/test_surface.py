@@ -41,6 +41,7 @@ def test_exported_names() -> None:
         "PrecisionPolicy",
         "RlxError",
         "RngPolicy",
+        "RowFeed",
         "TensorType",
         "TypeRuleError",
         "UnsupportedOpError",

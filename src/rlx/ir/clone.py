@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
-from rlx.base.dims import Dim, DimExpr, substitute
+from rlx.base.dims import Dim, DimExpr, lone_symbol, substitute
 from rlx.base.facts import Facts
 from rlx.base.types import TensorType
 from rlx.ir.graph import Block, Graph, Node, Param, Value
@@ -44,12 +44,7 @@ def _bind(item: Any, env: Mapping[str, Dim]) -> Any:
 def clone_graph(graph: Graph, env: Mapping[str, Dim] | None = None) -> Graph:
     """Return an independent copy (param data is shared), with the symbols in `env` replaced."""
     env = env or {}
-    facts = Facts(
-        {n: u for n, u in graph.facts.uppers.items() if n not in env},
-        dict(graph.facts.hints),
-        list(graph.facts.guards),
-        dict(graph.facts.equalities),
-    )
+    facts = _bound_facts(graph.facts, env)
     copy = Graph(graph.name, output_names=list(graph.output_names), facts=facts)
     values: dict[Value, Value] = {}
     for name, param in graph.params.items():
@@ -63,6 +58,23 @@ def clone_graph(graph: Graph, env: Mapping[str, Dim] | None = None) -> Graph:
         values[state.value].name = state.value.name
     copy_block(graph.block, copy.block, values, env)  # its results are outputs and next values
     return copy
+
+
+def _bound_facts(facts: Facts, env: Mapping[str, Dim]) -> Facts:
+    return dataclasses.replace(
+        facts,
+        uppers={n: u for n, u in facts.uppers.items() if n not in env},
+        hints=dict(facts.hints),
+        guards=[
+            dataclasses.replace(g, left=substitute(g.left, env), right=substitute(g.right, env))
+            for g in facts.guards
+        ],
+        equalities={
+            name: bound
+            for name, dim in facts.equalities.items()
+            if name not in env and lone_symbol(bound := substitute(dim, env)) != name
+        },
+    )
 
 
 def _bound_type(type_: TensorType, env: Mapping[str, Dim]) -> TensorType:

@@ -17,6 +17,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cache, partial
 from logging import getLogger
@@ -154,7 +155,7 @@ class ProgramCache:
         prepare: Callable[[], object],
     ) -> None:
         self._store = store
-        self._key = key
+        self._key = self._model_key = key
         self._home = home
         self._data = data
         self._backend = backend
@@ -163,10 +164,23 @@ class ProgramCache:
         self._prepare = prepare
         self._found: dict[int, _Entry | None] = {}
 
+    def variant(self, what: str) -> ProgramCache:
+        """Return the cache of the same model changed in a way that the text says."""
+        changed = copy(self)
+        changed._key = hashlib.sha256(f"{self._key}:{what}".encode()).hexdigest()
+        changed._found = {}
+        return changed
+
     def interface(self) -> dict[str, Any] | None:
         """Return what the front end wrote about the model with its first program."""
         first = self._entry(0)
-        return None if first is None else first.head.get("interface")
+        if first is not None:
+            return first.head.get("interface")
+        found = self._store.get("interface", self._model_key)
+        try:
+            return None if found is None else json.loads(bytes(found))
+        except ValueError:
+            return None
 
     def restore(self, env: Mapping[str, int], read: Callable[[str], Array]) -> Restored | None:
         """Return a program that may run with these extents.
@@ -251,6 +265,8 @@ class ProgramCache:
         text = json.dumps(head, separators=(",", ":")).encode()
         prefix = len(text).to_bytes(_HEAD, "little") + text
         self._found.clear()
+        if self._key != self._model_key:  # whoever opens the model does not know of the change yet
+            self._store.put("interface", self._model_key, json.dumps(head["interface"]).encode())
         return self._store.put("program", self._variant_key(index), [prefix, *saved.blobs])
 
     # -- entries -----------------------------------------------------------------------------------------------------

@@ -47,6 +47,7 @@ from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
+    from rlx.runtime.bind import Feeds
     from rlx.runtime.derive import Choose
     from rlx.runtime.profile import Profile
     from rlx.runtime.report import ModelReport
@@ -89,6 +90,7 @@ class Source:
         saved: programs that were compiled earlier; there are no others then.
         recipe: gives what makes an equal executable in another process, as `object.__reduce__` does.
         states: what persists between runs.
+        feeds: which outputs feed inputs, in the order in which they were bound.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Source:
     saved: Saved | None = None
     recipe: Recipe | None = None
     states: Sequence[DeclaredState] = ()
+    feeds: tuple[Feeds, ...] = ()
 
 
 def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
@@ -216,7 +219,6 @@ class Executable(Weighted, Observable):
         *,
         like: Executable | None = None,
     ) -> None:
-        self._source = source
         self._rng = RunKeys(rng or RngPolicy())
         self._backend = backend
         self._target = target
@@ -231,14 +233,7 @@ class Executable(Weighted, Observable):
             source.params.clear()
         self._discarded = Discarded()
         self._running = self._closed = self._forked = False
-        self._inputs = Inputs(source.name, source.inputs)
-        self.inputs = self._inputs.specs
-        self.state = States(
-            source.name, source.states, backend, target, self._exclusive, self._bindings.clear
-        )
-        self._outputs: list[TensorSpec] | None = None
-        self._output_names: list[str] = []
-        self._result_type: Any = None
+        self._declare(source)
         watch_forks(self)
         if like is not None:
             self._become(like)
@@ -247,6 +242,23 @@ class Executable(Weighted, Observable):
         elif not self._unbounded():
             hints = dict(source.uppers)
             self._compile(hints, {})
+
+    def _declare(self, source: Source) -> None:
+        """Take inputs, states and, once something is compiled, outputs from a source."""
+        self._source = source
+        self._inputs = Inputs(source.name, source.inputs)
+        self.inputs = self._inputs.specs
+        self.state = States(
+            source.name,
+            source.states,
+            self._backend,
+            self._target,
+            self._exclusive,
+            self._bindings.clear,
+        )
+        self._outputs: list[TensorSpec] | None = None
+        self._output_names: list[str] = []
+        self._result_type: Any = None
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -307,6 +319,40 @@ class Executable(Weighted, Observable):
     def _unbounded(self) -> list[str]:
         known = self._source.uppers
         return sorted(n for n in self._inputs.symbols() | self.state.symbols() if n not in known)
+
+    def bind_state(self, feeds: Feeds) -> Self:
+        """Make outputs feed inputs: what an output is in one run, the input is in the next.
+
+        The inputs become states and the outputs are not returned any more: `state` reads them, sets them and resets
+        them to zeros. What was compiled before is compiled again.
+
+        Args:
+            feeds: output -> input, or `RowFeed` where rows of the output are written into a cache.
+
+        Returns:
+            This object.
+
+        Raises:
+            UsageError: there is no such output or input, or their types differ. What depends on extents may be found
+                out by the first call only.
+        """
+        from rlx.runtime.bind import bind_source
+
+        with self._exclusive():
+            before = self._source
+            source = bind_source(
+                before, feeds, None if self._outputs is None else self._output_names
+            )
+            self.state.close()
+            self._forget_programs()
+            self._declare(source)
+            try:
+                if not self._unbounded():
+                    self._compile(dict(source.uppers), {})
+            except BaseException:
+                self._declare(before)
+                raise
+        return self
 
     def clone(self, *, with_state: bool = True) -> Executable:
         """Return an executable of the same code and options that runs independently of this one.
@@ -823,14 +869,18 @@ class Executable(Weighted, Observable):
                 self._closed = True
                 self._bindings.clear()
                 self._discarded.clear()
-                for variant in self._variants:
-                    self._weights.release(variant.program.weights)
-                    variant.program.compiled.close()
-                self._variants.clear()
+                self._forget_programs()
                 self._weights.close()
                 self.state.close()
                 # The model, its mapped files and its graph are not needed any more; its name is, for messages.
                 self._source = Source(self._source.name, self._source.inputs, _nothing, {})
+
+    def _forget_programs(self) -> None:
+        self._bindings.clear()
+        for variant in self._variants:
+            self._weights.release(variant.program.weights)
+            variant.program.compiled.close()
+        self._variants.clear()
 
     def _weights_changed(self) -> None:
         self._bindings.clear()
@@ -844,12 +894,17 @@ class Executable(Weighted, Observable):
             self._running, self._forked = False, True
 
     def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Any, ...]]:
-        """Return how to open it again: by path or content, with the same options and weights."""
+        """Return how to open it again: by path or content, with the same options, weights and states."""
         if self._source.recipe is None:
             raise UsageError(
                 f"{self._source.name} was made neither by rlx.load nor by rlx.compile: it cannot be pickled"
             )
-        return self._source.recipe(self)
+        recipe = self._source.recipe(self)
+        if not self.state:
+            return recipe
+        from rlx.runtime.bind import remembered
+
+        return remembered, (recipe, self._source.feeds, self.state.snapshot())
 
     def __enter__(self) -> Self:
         return self

@@ -49,12 +49,14 @@ class DeclaredState:
         dtype: of its elements.
         shape: static or symbolic extents.
         init: what it is at first; broadcast to the shape.
+        free: symbols of the shape that programs express by others.
     """
 
     name: str
     dtype: DType
     shape: Shape
     init: Array
+    free: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.name}: {TensorType(self.dtype, self.shape)}"
@@ -278,7 +280,7 @@ class States(Mapping[str, StateHandle]):
         for declared in self._declared.values():
             held = self.held.get(declared.name)
             for axis, dim in enumerate(declared.shape):
-                for name in symbols_of(dim):
+                for name in symbols_of(dim) - declared.free:
                     if name in env:
                         continue
                     if held is not None and lone_symbol(dim) == name:
@@ -324,8 +326,8 @@ class States(Mapping[str, StateHandle]):
         return Snapshot({n: self._copy(self._declared[n]) for n in self.held})
 
     def symbols(self) -> set[str]:
-        """Return the symbols in the shapes."""
-        return {s for d in self._declared.values() for e in d.shape for s in symbols_of(e)}
+        """Return the symbols in the shapes that runs have to have a value for."""
+        return {s for d in self._declared.values() for e in d.shape for s in symbols_of(e) - d.free}
 
     @property
     def nbytes(self) -> int | None:

@@ -501,3 +501,58 @@ def test_params_that_lie_in_the_file_are_views_of_it(tmp_path: Path) -> None:
     # The aligned one needed no copy of its weights.
     assert _count("program") == 4
     assert _count("weights") == 3
+
+
+def _accumulate(path: Path) -> Path:
+    """total_out = x @ w + total, y = relu(total_out)."""
+    w = np.arange(64 * 64, dtype=np.float32).reshape(64, 64) % 5 - 2
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["p"]),
+            helper.make_node("Add", ["p", "total"], ["total_out"]),
+            helper.make_node("Relu", ["total_out"], ["y"]),
+        ],
+        "accumulate",
+        [_input("x", ["batch", 64]), _input("total", [None, 64])],
+        [_input("y", ["batch", 64]), _input("total_out", ["batch", 64])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    return _write(path, graph)
+
+
+def test_programs_with_states_are_found_again_beside_those_without(tmp_path: Path) -> None:
+    path = _accumulate(tmp_path / "m.onnx")
+    results: list[list[Array]] = []
+    for attempt in range(2):
+        with rlx.load(path, threads=1).bind_state({"total_out": "total"}) as loaded:
+            results.append([loaded.run({"x": _x()})["y"] for _ in range(3)])
+            assert _from_cache(loaded) is (attempt > 0)
+            assert loaded.memory().state == 3 * 64 * 4
+            loaded.state.reset()
+            results[-1].append(loaded.run({"x": _x(5)})["y"])
+            assert loaded.variants == 1
+    for first, second in zip(*results, strict=True):
+        np.testing.assert_array_equal(first, second)
+    total = np.zeros((3, 64), np.float32)
+    for _, expected in zip(range(3), results[0], strict=False):
+        with rlx.load(path, threads=1) as plain:
+            found = plain.run({"x": _x(), "total": total})
+            assert [i.name for i in plain.inputs] == ["x", "total"]
+        total = found["total_out"]
+        np.testing.assert_array_equal(found["y"], expected)
+
+
+def test_what_a_model_takes_is_known_from_a_program_with_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _accumulate(tmp_path / "m.onnx")
+    with rlx.load(path).bind_state({"total_out": "total"}) as loaded:
+        loaded.run({"x": _x()})
+
+    def unread(*_: object) -> None:
+        raise AssertionError("the model was read")
+
+    monkeypatch.setattr("rlx.frontends.onnx.model.load_model", unread)
+    with rlx.load(path) as loaded:
+        assert [str(i) for i in loaded.inputs] == ["x: f32[batch,64]", "total: f32[total_0,64]"]
+        loaded.bind_state({"total_out": "total"}).run({"x": _x()})
