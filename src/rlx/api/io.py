@@ -19,6 +19,7 @@ from rlx.base.errors import DeviceError, UsageError
 from rlx.base.precision import PrecisionPolicy
 from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
+from rlx.runtime.cache import graph_cache
 from rlx.runtime.executable import Executable, graph_source
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
     names = {s for v in leaves for d in v.type.shape for s in symbols_of(d)}
     check_names(bounds, names, ir.name)
     source = graph_source(ir, bounds)
+    source.cache = graph_cache(ir, backend, target, options)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
     source.recipe = graph_recipe(compile, source, dict(ir.facts.hints), device, given)
     return Executable(source, backend, target, options, rng)

@@ -53,11 +53,13 @@ from rlx.runtime.weight_plan import Default
 
 if TYPE_CHECKING:
     from rlx.frontends.checked import Home
+    from rlx.ir.graph import Graph
 
 __all__ = [
     "MAX_VARIANTS",
     "ProgramCache",
     "code_stamp",
+    "graph_cache",
     "identify",
     "open_cache",
 ]
@@ -100,6 +102,36 @@ def code_stamp() -> str:
     return hashlib.sha256(repr(sorted(files)).encode()).hexdigest()
 
 
+def graph_cache(
+    graph: Graph, backend: Backend, target: Target, options: CompileOptions
+) -> ProgramCache | None:
+    """Return the cache of a graph built by hand, or None where programs are not cached.
+
+    The graph is known by its text: constants by value, params by name and type, and all names and places that errors
+    and reports show. The data of its params is not in it: the graph brings them, and what is computed from them is
+    computed again. Graphs with operators that are neither rlx's own nor registered with a version are not cached:
+    nothing says when their code changes.
+    """
+    from rlx.ir.clone import clone_graph
+    from rlx.ir.text import print_graph
+    from rlx.ops.custom import Custom
+
+    versions: dict[str, str] = {}
+    for op in [node.op for node in graph.block.walk()]:
+        if isinstance(op, Custom):
+            versions[op.name] = op.operator.version
+        elif not type(op).__module__.startswith(f"{rlx.__name__}."):
+            versions[op.name] = ""
+    if config.CACHE.get() == "off" or not all(versions.values()):
+        return None
+    plain = clone_graph(graph)
+    for param in plain.params.values():
+        param.data = None
+    text = hashlib.sha256(print_graph(plain, locations=True).encode()).hexdigest()
+    identity = ["graph", text, sorted(versions.items())]
+    return open_cache(identity, None, memoryview(b""), backend, target, options, weights=False)
+
+
 def open_cache(
     identity: Sequence[Any],
     home: Home | None,
@@ -107,6 +139,8 @@ def open_cache(
     backend: Backend,
     target: Target,
     options: CompileOptions,
+    *,
+    weights: bool = True,
 ) -> ProgramCache | None:
     """Return the cache of one model on one target, or None where programs are not cached.
 
@@ -117,6 +151,7 @@ def open_cache(
         backend: which must know how to save programs.
         target: what programs are compiled for.
         options: likewise.
+        weights: whether weights are kept; else whoever opens the cache has them.
     """
     store = default_store()
     if store is None or not isinstance(backend, SavingBackend) or config.DUMP.get():
@@ -137,7 +172,7 @@ def open_cache(
         parts.append(os.path.realpath(home.folder))
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     prepare = partial(backend.passes, target)  # also imports the backend's operators
-    return ProgramCache(store, key, home, data, backend, target, options, prepare)
+    return ProgramCache(store, key, home, data, backend, target, options, prepare, weights=weights)
 
 
 class ProgramCache:
@@ -153,6 +188,8 @@ class ProgramCache:
         target: Target,
         options: CompileOptions,
         prepare: Callable[[], object],
+        *,
+        weights: bool = True,
     ) -> None:
         self._store = store
         self._key = self._model_key = key
@@ -162,6 +199,7 @@ class ProgramCache:
         self._target = target
         self._options = options
         self._prepare = prepare
+        self._keeps_weights = weights
         self._found: dict[int, _Entry | None] = {}
 
     def variant(self, what: str) -> ProgramCache:
@@ -235,8 +273,10 @@ class ProgramCache:
         regions = _Regions(files, self._home)
         own = params.values(bound.plan.own)
         placed = {n: None if a is None else regions.place(a) for n, a in params.at_hand().items()}
-        stored = {n: a for n, a in own.items() if placed[n] is None}
-        stored |= {n: d.array for n, d in bound.derived.items()}
+        stored: dict[str, Array] = {}
+        if self._keeps_weights:
+            stored = {n: a for n, a in own.items() if placed[n] is None}
+            stored |= {n: d.array for n, d in bound.derived.items()}
         try:
             used = regions.used()
         except (OSError, ModelError):
@@ -325,7 +365,7 @@ class ProgramCache:
                 array = array_from_bytes(entry.files[int(number)], dtype, shape, offset)
                 load = partial(_same, array)
             params[name] = Default(DType.of(dtype), tuple(shape), load)
-        derived = {n: weights[n] for n in plan.recipes}
+        derived = {n: weights[n] for n in plan.recipes} if self._keeps_weights else {}
         saved = SavedGraph(head["compiled"], entry.blobs)
         compiled = self._backend.restore(saved, self._target, self._options)
         return Restored(compiled, signature, head["report"], plan, params, derived)

@@ -128,7 +128,8 @@ class CpuBackend:
 
     def restore(self, saved: SavedGraph, target: Target, options: CompileOptions) -> CompiledGraph:
         """Return a saved program, linked again."""
-        del target
+        if any(row[0] == "host" for row in saved.data["program"]["thunks"]):
+            self.passes(target)  # imports this backend's own operators, which may be among them
         from rlx.backends.cpu.program import CpuProgram
         from rlx.kernel.saved import DimReader, program_from_data
 

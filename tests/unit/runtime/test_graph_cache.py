@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Graphs built by hand, and operators that the host runs, in the cache of programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlx
+from rlx.base.config import override
+from rlx.base.dtypes import DType
+from rlx.base.numeric import Array
+from rlx.base.store import default_store
+from rlx.base.types import TensorType
+from rlx.ir.op import Op
+from rlx.ops.elementwise import relu
+from rlx.ops.quant import QuantizeLinear
+from rlx.ops.spec import emit_one, op
+
+_X = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path) -> Iterator[Path]:
+    with override(RLX_CACHE_DIR=str(tmp_path / "cache")):
+        yield tmp_path / "cache"
+
+
+def _graph(factor: float = 1.0, bias: float = 0.5, name: str = "hidden") -> rlx.Graph:
+    """A product with a weight that is packed, a constant, and a quantisation that the host runs."""
+    weight = np.arange(64 * 80, dtype=np.float32).reshape(64, 80) % 7 - 3
+    with rlx.Graph("dense") as g:
+        x = g.input("x", ["N", 64])
+        y = g.name(name, relu(x @ g.param("w", weight * np.float32(factor)) + bias))
+        scale = g.param("scale", np.float32(4))
+        g.output("y", y)
+        g.output("q", emit_one(QuantizeLinear(to=DType.F8E4M3), y, scale, None))
+    return g
+
+
+def _run(graph: rlx.Graph, **kwargs: Any) -> tuple[dict[str, Array], bool]:
+    with rlx.compile(graph, threads=1, **kwargs) as run:
+        found = run.run({"x": _X})
+        return found, "cache" in run.program.seconds
+
+
+def _check(found: dict[str, Array], graph: rlx.Graph) -> None:
+    want = rlx.compile(graph, "reference").run({"x": _X})
+    np.testing.assert_allclose(found["y"], want["y"], rtol=1e-5, atol=1e-4)
+    np.testing.assert_array_equal(
+        found["q"].astype(np.float32), (found["y"] / 4).astype(found["q"].dtype).astype(np.float32)
+    )
+
+
+def test_an_equal_graph_is_not_compiled_again() -> None:
+    first, cached = _run(_graph())
+    assert not cached
+    second, cached = _run(_graph())
+    assert cached
+    for name in first:
+        assert first[name].tobytes() == second[name].tobytes()
+    _check(second, _graph())
+
+
+def test_weights_are_those_of_the_graph_and_not_of_the_cache() -> None:
+    _run(_graph())
+    found, cached = _run(_graph(factor=-2))
+    assert cached
+    _check(found, _graph(factor=-2))
+    store = default_store()
+    assert store is not None
+    assert {e.kind for e in store.entries()} == {"object", "program"}
+
+
+def test_weights_of_a_cached_program_can_be_set() -> None:
+    for expected in (False, True):
+        with rlx.compile(_graph(), threads=1) as run:
+            run.set_param("w", np.ones((64, 80)))
+            found = run.run({"x": _X})["y"]
+            want = np.maximum(_X.sum(1, keepdims=True) + 0.5, 0)
+            np.testing.assert_allclose(found, np.repeat(want, 80, 1), rtol=1e-4, atol=1e-5)
+            run.set_param("w", np.zeros((64, 80)))
+            assert np.all(run.run({"x": _X})["y"] == 0.5)
+            assert ("cache" in run.program.seconds) is expected
+        _run(_graph())
+
+
+def test_what_the_graph_says_is_part_of_it() -> None:
+    _run(_graph())
+    assert not _run(_graph(bias=0.25))[1]
+    assert not _run(_graph(name="other"))[1]
+    assert not _run(_graph(), host_ops="allow", precision="f16")[1]
+    assert _run(_graph(), dims={"N": 9})[1]
+    with override(RLX_CACHE="off"):
+        assert not _run(_graph())[1]
+
+
+def test_bounds_and_extents_of_a_cached_graph() -> None:
+    _run(_graph())
+    with rlx.compile(_graph(), threads=1) as run:
+        for rows in (1, 5, 40):
+            x = np.repeat(_X[:1], rows, 0)
+            found = run.run({"x": x})["y"]
+            assert found.shape == (rows, 80)
+            np.testing.assert_array_equal(found, np.repeat(found[:1], rows, 0))
+        assert "cache" in run.program.seconds
+        assert ("quantize_linear", "host", 1) in [tuple(d) for d in run.program.compiled.dispatch]
+
+
+@op("tests.twice")
+@dataclass(frozen=True)
+class _Twice(Op):
+    """2 x, of a user's own module."""
+
+    operands = ("x",)
+
+    def infer(self, x: TensorType) -> TensorType:
+        return x
+
+    def reference(self, x: Array) -> Array:
+        return x * np.float32(2)
+
+
+def test_operators_of_others_are_not_cached() -> None:
+    with rlx.Graph() as g:
+        g.output("y", emit_one(_Twice(), g.input("x", [3, 64])))
+    for _ in range(2):
+        found, cached = _run(g)
+        assert not cached
+        np.testing.assert_array_equal(found["y"], _X * 2)
+
+
+def test_an_operator_of_the_host_that_is_not_known_costs_a_compile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = _run(_graph())
+    from rlx.kernel import host
+
+    def unknown(text: str) -> None:
+        raise rlx.ParseError(f"unknown operator in {text[:5]}")
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(host, "host_from_text", unknown)
+        second, cached = _run(_graph())
+    assert not cached
+    assert "a cached program does not load" in caplog.text
+    assert first["q"].tobytes() == second["q"].tobytes()
+    assert _run(_graph())[1]
+
+
+def test_another_process_finds_the_program(tmp_path: Path, folder: Path) -> None:
+    script = tmp_path / "model.py"
+    script.write_text(
+        "import numpy as np, rlx, sys\n"
+        "from rlx.base.dtypes import DType\n"
+        "from rlx.ops.quant import QuantizeLinear\n"
+        "from rlx.ops.spec import emit_one\n"
+        "with rlx.Graph('g') as g:\n"
+        "    x = g.input('x', ['N', 4])\n"
+        "    y = x @ g.param('w', np.eye(4, dtype=np.float32) * float(sys.argv[1]))\n"
+        "    g.output('q', emit_one(QuantizeLinear(to=DType.F8E4M3), y, g.param('s', np.float32(1)), None))\n"
+        "m = rlx.compile(g, threads=1)\n"
+        "q = m(np.ones((2, 4), np.float32)).astype(np.float32)\n"
+        "print('cache' in m.program.seconds, q.sum())\n"
+    )
+    environment = {**os.environ, "RLX_CACHE_DIR": str(folder)}
+    printed = [
+        subprocess.run(
+            [sys.executable, str(script), factor],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout.split()
+        for factor in ("1", "1", "3")
+    ]
+    assert printed == [["False", "8.0"], ["True", "8.0"], ["True", "24.0"]]
+
+
+def test_failures_name_their_node_from_the_cache_too() -> None:
+    messages: list[str] = []
+    for expected in (False, True):
+        with rlx.Graph() as g:
+            x, divisor = g.input("x", ["N"], "i32"), g.input("d", ["N"], "i32")
+            g.output("y", x / divisor)
+        run = rlx.compile(g, threads=1)
+        with pytest.raises(rlx.ExecutionError) as caught:
+            run.run({"x": np.ones(2, np.int32), "d": np.zeros(2, np.int32)})
+        assert ("cache" in run.program.seconds) is expected
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert "test_graph_cache.py" in messages[0]
