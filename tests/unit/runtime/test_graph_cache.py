@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
@@ -139,22 +138,20 @@ def test_operators_of_others_are_not_cached() -> None:
         np.testing.assert_array_equal(found["y"], _X * 2)
 
 
-def test_an_operator_of_the_host_that_is_not_known_costs_a_compile(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, _ = _run(_graph())
-    from rlx.kernel import host
-
-    def unknown(text: str) -> None:
-        raise rlx.ParseError(f"unknown operator in {text[:5]}")
-
-    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(host, "host_from_text", unknown)
-        second, cached = _run(_graph())
-    assert not cached
-    assert "a cached program does not load" in caplog.text
-    assert first["q"].tobytes() == second["q"].tobytes()
-    assert _run(_graph())[1]
+@pytest.mark.parametrize(("version", "kept"), [("", False), ("1", True)])
+def test_registered_operators_are_kept_with_their_version(version: str, kept: bool) -> None:
+    twice = rlx.op("example.double", infer=lambda x: x, version=version)(
+        lambda x: x * np.float32(2)
+    )
+    try:
+        with rlx.Graph() as g:
+            g.output("y", twice(g.input("x", [3, 64])))
+        assert not _run(g)[1]
+        found, cached = _run(g)
+        assert cached is kept
+        np.testing.assert_array_equal(found["y"], _X * 2)
+    finally:
+        twice.unregister()
 
 
 def test_another_process_finds_the_program(tmp_path: Path, folder: Path) -> None:
