@@ -359,7 +359,6 @@ def _set(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
         _set("uppers", value={"N": -1}),
         _set("symbols", value={}),
     ],
-    ids=str,
 )
 def test_a_head_that_lies_is_a_parse_error(
     saved: tuple[Path, Array, str], change: Callable[[dict[str, Any]], None]
