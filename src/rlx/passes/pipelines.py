@@ -15,6 +15,7 @@ from rlx.passes.dce import Dce
 from rlx.passes.decompose import Decompose
 from rlx.passes.fold import Fold
 from rlx.passes.fuse import FormRegions, FuseEpilogues, FuseRegions
+from rlx.passes.gather import GatherStored
 from rlx.passes.hoist import Hoist
 from rlx.passes.layout import ChannelsLast, SinkTransposes
 from rlx.passes.lift import LiftParamWork
@@ -38,6 +39,7 @@ _RECOGNISE = (
         RecognizeQuantizedMatMul(),
         "needs the integer weights, before they are dequantised once and for all",
     ),
+    Entry(GatherStored(), "needs the narrow table, before its wide form is computed once and kept"),
     Entry(
         RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"
     ),
@@ -129,6 +131,7 @@ PASSES: dict[str, type[Any]] = {
         FormRegions,
         FuseEpilogues,
         FuseRegions,
+        GatherStored,
         Hoist,
         LateStateWrites,
         LiftParamWork,
