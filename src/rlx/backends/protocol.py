@@ -339,7 +339,7 @@ class StatefulBackend(Protocol):
     """A backend that runs graphs with states. Backends without this method refuse them."""
 
     def state_memory(self, nbytes: int, target: Target) -> StateMemory:
-        """Return memory for a state, of any content.
+        """Return memory for a state, all of its bytes zero.
 
         Raises:
             OutOfMemoryError: the device has no room.

@@ -372,7 +372,11 @@ class States(Mapping[str, StateHandle]):
                 )
         for name, shape in wanted.items():
             if name not in self.held:
-                self._allocate(name, shape).write(_initial(self._declared[name], shape))
+                memory, declared = self._allocate(name, shape), self._declared[name]
+                if declared.init.tobytes().strip(
+                    b"\0"
+                ):  # new memory is zero: a large cache costs what is used of it
+                    memory.write(_initial(declared, shape))
             compiled.set_state(name, self.held[name].memory)
 
     def _allocate(self, name: str, shape: tuple[int, ...]) -> StateMemory:

@@ -14,8 +14,11 @@ import rlx
 from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.ops.elementwise import tanh
+from rlx.ops.indexing import gather
 from rlx.ops.matmul import matmul
 from rlx.ops.reduce import reduce_sum
+from rlx.ops.rnn import LSTM
+from rlx.ops.spec import emit
 from rlx.ops.state import write_rows
 
 _DEVICES = ("reference", "cpu")
@@ -124,6 +127,68 @@ def test_a_state_at_the_beginning_of_memory_is_a_state_like_any_other(device: st
         run.run({})
     assert run.state["n"].get() == 3
     assert run.state["n"].get().shape == ()
+
+
+def test_positions_beyond_four_gibibytes_are_positions() -> None:
+    """The memory of a state that was never written takes no pages, so this needs a few of them."""
+    rows, width = (5 << 30) // 64, 64
+    with rlx.Graph("large") as g:
+        row = g.input("row", [1, width], "i8")
+        at = g.input("at", [], "i64")
+        probe = g.input("probe", [3], "i64")
+        kv = g.state("kv", [rows, width], "i8")
+        new = write_rows(kv, row, at)
+        g.set_next(kv, new)
+        g.output("found", gather(new, probe))
+    with rlx.compile(g) as run:
+        last, wrapped = rows - 1, rows - 1 - (4 << 30) // width
+        for value, at in ((3, last), (5, 0)):
+            inputs = {"row": np.full((1, width), value, np.int8), "at": np.array(at)}
+            found = run.run({**inputs, "probe": np.array([last, wrapped, 0])})["found"]
+        assert found[:, 0].tolist() == [3, 0, 5]
+        assert run.memory().state == 5 << 30
+        assert run.memory().arena < 1 << 20
+
+
+def test_negative_zero_and_other_initial_values_are_not_zero(device: str) -> None:
+    for init in (-0.0, 1e-45, np.nan):
+        run = rlx.compile(_sum((2,), init=np.float32(init)), device)
+        (value,) = set(run.state["s"].get().view(np.uint32).tolist())
+        with rlx.Graph("keep") as g:
+            s = g.state("s", [2], init=np.float32(init))
+            g.output("y", s)
+        found = rlx.compile(g, device).run({})["y"]
+        assert (
+            set(found.view(np.uint32).tolist())
+            == {value}
+            == {int(np.float32(init).view(np.uint32))}
+        )
+
+
+@pytest.mark.parametrize("bound", [3, 16])
+def test_a_recurrent_layer_is_advanced_by_the_steps_there_are(device: str, bound: int) -> None:
+    """Its last hidden state is that of step T, whatever the bound of T is."""
+    rng = np.random.default_rng(0)
+    w, r = (rng.uniform(-1, 1, (1, 4 * 5, k)).astype(np.float32) for k in (3, 5))
+
+    def layer(steps: int | str) -> rlx.Graph:
+        with rlx.Graph("layer") as g:
+            x = g.input("x", [steps, 1, 3])
+            h, c = g.state("h", [1, 1, 5]), g.state("c", [1, 1, 5])
+            lstm = LSTM(hidden=5)
+            y, h2, c2 = emit(lstm, x, g.param("w", w), g.param("r", r), None, None, h, c)
+            g.set_next(h, h2)
+            g.set_next(c, c2)
+            g.output("y", y)
+        return g
+
+    run = rlx.compile(layer("T"), device, dims={"T": bound})
+    whole = rlx.compile(layer(14), "reference")
+    x = rng.uniform(-1, 1, (14, 1, 3)).astype(np.float32)
+    pieces = [run(x[a:b]) for a, b in ((0, 3), (3, 4), (4, 9), (9, 14))]
+    np.testing.assert_allclose(np.concatenate(pieces), whole(x), atol=1e-5)
+    np.testing.assert_allclose(run.state["c"].get(), whole.state["c"].get(), atol=1e-5)
+    assert run.variants == 1
 
 
 # -- reading and setting -----------------------------------------------------------------------------------------------
@@ -431,6 +496,17 @@ def test_a_run_in_a_queue_that_fails_makes_those_behind_it_fail(device: str) -> 
         second.result()
     with pytest.raises(rlx.UsageError, match="undefined"):
         third.result()
+
+
+@pytest.mark.parametrize("dtype", _DTYPES)
+def test_a_clone_has_the_state_to_the_bit(device: str, dtype: str) -> None:
+    run = rlx.compile(_cache(dtype), device)
+    kind = run.inputs[0].dtype.numpy
+    bits = np.random.default_rng(1).integers(0, 2, 2 * 6 * 4 * kind.itemsize, np.uint8)
+    run.state["kv"].set(bits.view(kind).reshape(2, 6, 4))
+    twin = run.clone()
+    run.run({"row": np.ones((2, 1, 4), kind), "at": np.array([0, 0])})
+    assert twin.state["kv"].get().tobytes() == bits.tobytes()
 
 
 def test_a_clone_begins_with_the_state_or_without(device: str) -> None:

@@ -93,7 +93,7 @@ class CpuBackend:
         return CpuProgram(program, objects, isa, _threads(options), report, cache)
 
     def state_memory(self, nbytes: int, target: Target) -> StateMemory:
-        """Return memory for a state, in huge pages where it fills them."""
+        """Return memory for a state, in huge pages where it fills them; what is never written is never backed."""
         del target
         from rlx.backends.cpu.buffers import huge_bytes
 
