@@ -15,6 +15,7 @@ from rlx.base.numeric import Array
 from rlx.base.types import TensorType, normalize_axis, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
+from rlx.ops.leaf import constant
 from rlx.ops.movement import reshape
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
@@ -113,7 +114,7 @@ class WriteRows(Op):
 def write_rows(
     x: Value,
     rows: Value,
-    position: Value,
+    position: Value | int,
     axis: int = 0,
     *,
     ring: bool = False,
@@ -121,6 +122,8 @@ def write_rows(
 ) -> Value:
     """Return x with rows replaced from a position on; see `WriteRows`. A single row may lack the axis."""
     axis = normalize_axis(axis, x.type.rank)
+    if isinstance(position, int):
+        position = constant(position, DType.I64)
     if rows.type.rank == x.type.rank - 1:
         rows = reshape(rows, (*rows.type.shape[:axis], 1, *rows.type.shape[axis:]))
     return emit_one(WriteRows(axis, ring, copy), x, rows, position)

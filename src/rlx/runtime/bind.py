@@ -86,9 +86,13 @@ def bind_source(source: Source, feeds: Feeds, outputs: Sequence[str] | None = No
         outputs: names of the outputs, if they are known.
 
     Raises:
-        UsageError: an output or input is not there, or an input is fed twice.
+        UsageError: an output or input is not there, an input is fed twice, or the programs come from a package.
     """
     _check_feeds(feeds)
+    if source.saved is not None:
+        raise UsageError(
+            f"the programs of {source.name} are compiled: bind its state before it is saved"
+        )
     for output in feeds if outputs is not None else ():
         _check_output(source, output, outputs or ())
     rows = {o: f if isinstance(f, RowFeed) else None for o, f in feeds.items()}

@@ -160,6 +160,7 @@ def write_package(
             _shape_to_data(s.shape),
             list(s.init.shape),
             sections.add(s.init, quick=False),
+            sorted(s.free),
         ]
         for s in contents.states
     ]
@@ -382,8 +383,9 @@ class Package:
                 DType.of(str(dtype)),
                 self._shape(shape),
                 self._array(dtype, init, section),
+                frozenset(map(str, free)),
             )
-            for name, dtype, shape, init, section in self.head["states"]
+            for name, dtype, shape, init, section, free in self.head["states"]
         ]
 
     def _shape(self, data: Sequence[Any]) -> tuple[Dim, ...]:

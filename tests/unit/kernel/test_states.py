@@ -197,6 +197,30 @@ def test_a_loop_that_reads_the_old_value_is_copied(scheduled: Scheduled) -> None
     assert _in_place(program) == [False]
 
 
+def test_a_write_in_a_branch_is_refused(scheduled: Scheduled) -> None:
+    text = """graph {
+      input %c: bool[]
+      input %r: f32[1,4]
+      input %p: i64[]
+      state "kv" %kv: f32[9,4] = dense<f32[]: 0.0>
+      %y = if(%c, %kv, %r, %p) : f32[9,4] {
+        region(%a: f32[9,4], %b: f32[1,4], %d: i64[]) {
+          %e = write_rows(%a, %b, %d) : f32[9,4]
+          return %e
+        }
+        region(%f: f32[9,4], %g: f32[1,4], %h: i64[]) {
+          return %f
+        }
+      }
+      next "kv" = %y
+      return
+    }"""
+    with pytest.raises(ModelError, match="would copy all of state 'kv'"):
+        scheduled(text)
+    program = scheduled(text.replace("%d) :", "%d) {copy=true} :"))
+    assert _in_place(program) == [False]
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [

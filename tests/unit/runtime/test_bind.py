@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -214,3 +215,17 @@ def test_clones_and_pickles_keep_what_is_bound_and_the_values(device: str) -> No
     expected = run.run({"x": x})["y"]
     for other in (clone, pickled):
         assert other.run({"x": x})["y"].tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+def test_packages_keep_what_is_bound_and_begin_anew(tmp_path: Path, guarded: bool) -> None:
+    graph = _guarded() if guarded else _recurrent()
+    run = rlx.compile(graph, "cpu").bind_state({"h_next": "h"})
+    xs = [_random(2, 4, seed=step) for step in range(3)]
+    expected = [run.run({"x": x})["y"].tobytes() for x in xs]
+    run.save(tmp_path / "m.rlxp")
+    with rlx.open(tmp_path / "m.rlxp") as opened:
+        assert [opened.run({"x": x})["y"].tobytes() for x in xs] == expected
+        assert opened.state["h"].get().tobytes() == run.state["h"].get().tobytes()
+        with pytest.raises(rlx.UsageError, match="before it is saved"):
+            opened.bind_state({"y": "x"})
