@@ -325,6 +325,7 @@ def _set(*keys: Any, value: Any) -> Callable[[dict[str, Any]], None]:
             item = item[next(iter(item)) if key == "first" else key]
         item[next(iter(item)) if keys[-1] == "first" else keys[-1]] = value
 
+    change.__name__ = f"{'.'.join(map(str, keys))}={value}"  # the name of the case
     return change
 
 
