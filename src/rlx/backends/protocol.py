@@ -30,6 +30,7 @@ __all__ = [
     "Backend",
     "CompileOptions",
     "CompiledGraph",
+    "MappedGraph",
     "MemoryReport",
     "SavedGraph",
     "SavingBackend",
@@ -241,6 +242,22 @@ class ScheduledGraph(Protocol):
     """A compiled graph whose schedule reports may read."""
 
     program: Program
+
+
+@runtime_checkable
+class MappedGraph(ScheduledGraph, Protocol):
+    """A compiled graph whose memory the host sees."""
+
+    def extents(self) -> Mapping[str, int]:
+        """Return what the symbols were worth in the last run, counters of loops included."""
+        ...
+
+    def block(self, slot: int) -> tuple[Array, int] | None:
+        """Return the bytes (u8) that a slot lies in, and where in them it begins.
+
+        The array keeps the bytes alive, also beyond the program. None: they are a caller's, or not allocated.
+        """
+        ...
 
 
 @runtime_checkable

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from rlx.runtime.derive import Choose
     from rlx.runtime.profile import Profile
     from rlx.runtime.report import ModelReport
+    from rlx.runtime.slots import SlotRecord
 
 __all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "graph_source"]
 
@@ -232,6 +233,7 @@ class Executable(Weighted, Observable):
             self._weights.declare(source.params)
             source.params.clear()
         self._discarded = Discarded()
+        self._last: _Binding | None = None
         self._running = self._closed = self._forked = False
         self._declare(source)
         watch_forks(self)
@@ -432,6 +434,7 @@ class Executable(Weighted, Observable):
             self._check_usable()
             self._bindings.clear()
             self._discarded.clear()
+            self._last = None
             for variant in self._variants:
                 variant.program.compiled.trim()
                 variant.is_planned = False
@@ -584,10 +587,30 @@ class Executable(Weighted, Observable):
     def _execute(self, binding: _Binding, arrays: list[Array], targets: list[Array]) -> None:
         """Run with the lock held, which lets the thread that holds it in again: that is what `_running` is for."""
         try:
-            self._running = True
+            self._running, self._last = True, binding
             binding.run(arrays, targets, binding.env)
         finally:
             self._running = False
+
+    def slots(self) -> list[SlotRecord]:
+        """Return every value that the program stores, with its bytes as an array.
+
+        The arrays are views of the memory of the executable, as the last run left it (of the variant that ran last).
+        They are good until the next run, `trim` or `close`: then their content is undefined, but the memory stays
+        alive as long as they do. Values that fusion has done away with have no slot.
+
+        Raises:
+            UsageError: nothing is compiled yet, or the device has no memory that the host sees.
+        """
+        from rlx.runtime.slots import slot_records
+
+        with self._exclusive():
+            compiled, last = self.program.compiled, self._last
+            variant = self._variants[0]
+            if last is None or last.compiled is not compiled or not variant.is_planned:
+                self._grow(variant, variant.uppers)
+                return slot_records(compiled, variant.uppers, self._source.name)
+            return slot_records(compiled, last.env, self._source.name)
 
     # -- looking inside ----------------------------------------------------------------------------------------------
 
@@ -663,7 +686,9 @@ class Executable(Weighted, Observable):
         """
         from rlx.runtime.derive import derived
 
-        source = replace(self._source, build=derived(self._source.build, outputs), cache=None)
+        source = replace(
+            self._source, build=derived(self._source.build, outputs), cache=None, recipe=None
+        )
         with self._lock:
             shared = self._weights.is_declared  # else nobody has seen, let alone set, a weight yet
             if shared:
@@ -877,6 +902,7 @@ class Executable(Weighted, Observable):
 
     def _forget_programs(self) -> None:
         self._bindings.clear()
+        self._last = None
         for variant in self._variants:
             self._weights.release(variant.program.weights)
             variant.program.compiled.close()

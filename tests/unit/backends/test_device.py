@@ -360,7 +360,7 @@ def _model() -> rlx.Graph:
 
 
 def test_a_run_on_buffers_equals_a_run_on_arrays() -> None:
-    m = rlx.compile(_model(), dims={"N": 8})
+    m = rlx.compile(_model(), dims={"N": 8}).warmup()
     compiled = m.program.compiled
     assert isinstance(compiled, EnqueuingGraph)
     device = cast("DeviceBackend", get_backend("cpu")).device(get_backend("cpu").targets()[0])
@@ -379,7 +379,7 @@ def test_a_run_on_buffers_equals_a_run_on_arrays() -> None:
 
 
 def test_a_recorded_run_computes_again_at_every_replay() -> None:
-    m = rlx.compile(_model(), dims={"N": 8})
+    m = rlx.compile(_model(), dims={"N": 8}).warmup()
     compiled = m.program.compiled
     assert isinstance(compiled, EnqueuingGraph)
     device = cast("DeviceBackend", get_backend("cpu")).device(get_backend("cpu").targets()[0])

@@ -259,6 +259,20 @@ def test_pipelined_runs_equal_runs_one_after_the_other(device: str) -> None:
     assert list(m.run_pipelined(inputs[:2], ["z"])[1]) == ["z"]
 
 
+def test_pipelined_runs_pass_their_state_on(device: str) -> None:
+    with rlx.Graph("sum") as g:
+        x = g.input("x", [3])
+        total = g.state("total", [3])
+        g.set_next(total, total + x)
+        g.output("y", total * 2 + x)
+    inputs = [[_x(i)] for i in range(20)]
+    m, one_by_one = rlx.compile(g, device), rlx.compile(g, device)
+    found = m.run_pipelined(inputs[:10]) + [f.result() for f in map(m.run_async, inputs[10:])]
+    for given, results in zip(inputs, found, strict=True):
+        assert results["y"].tobytes() == one_by_one.run(given)["y"].tobytes()
+    np.testing.assert_array_equal(m.state["total"].get(), _x(190))
+
+
 def test_one_buffer_may_bring_all_inputs(device: str) -> None:
     m = rlx.compile(_twice(), device)
     x = _x(0)

@@ -409,6 +409,33 @@ def test_changed_weights_and_the_seed_travel(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(_x(2)).y, np.full((2, 32), 1 / 32))
 
 
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_states_travel(device: str) -> None:
+    with rlx.Graph("sum") as g:
+        x = g.input("x", [3])
+        total = g.state("total", [3])
+        g.set_next(total, total + x)
+        g.output("y", total + x)
+    m = rlx.compile(g, device)
+    one = np.ones(3, np.float32)
+    untouched = pickle.loads(pickle.dumps(m))
+    for _ in range(3):
+        m(one)
+    again = pickle.loads(pickle.dumps(m))
+    np.testing.assert_array_equal(again(one), [4, 4, 4])
+    np.testing.assert_array_equal(m(one), [4, 4, 4])
+    np.testing.assert_array_equal(untouched(one), [1, 1, 1])
+
+
+def test_a_model_compiled_in_another_way_is_not_pickled_as_the_first(tmp_path: Path) -> None:
+    m = rlx.load(_write(tmp_path / "m.onnx"), dims={"batch": 2})
+    with pytest.raises(rlx.UsageError, match="cannot be pickled"):
+        pickle.dumps(m.derive())
+    twin = m.clone()
+    x = np.ones((2, 4), np.float32)
+    assert pickle.loads(pickle.dumps(twin))(x).tobytes() == m(x).tobytes()
+
+
 def test_a_param_without_a_value_travels_as_that() -> None:
     with rlx.Graph() as g:
         x = g.input("x", [3])

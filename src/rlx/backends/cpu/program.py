@@ -27,7 +27,7 @@ from rlx.base.dims import evaluate
 from rlx.base.dtypes import DType
 from rlx.base.errors import BuildError, ExecutionError, UsageError
 from rlx.base.numeric import Array
-from rlx.kernel.program import DimArg, NodeInfo, Program, SlotArg, Thunk, ThunkKind
+from rlx.kernel.program import DimArg, NodeInfo, Program, SlotArg, SlotKind, Thunk, ThunkKind
 from rlx.memory.plan import Plan, plan_memory
 from rlx.memory.report import placements
 
@@ -85,6 +85,7 @@ class CpuProgram:
         self._context = self._make_context(self._table().build(self._library.addresses), 0)
         self._plan = Plan()
         self._arena: npt.NDArray[np.uint8] = aligned_bytes(_ALIGNMENT)
+        self._alive = (self._arena,)
         self._env: Mapping[str, int] | None = None
         self._host = self._run_host
         self._hosts = any(t.kind is ThunkKind.HOST for t in program.thunks)
@@ -185,15 +186,17 @@ class CpuProgram:
         except MemoryError as error:
             wanted = plan.arena + plan.scratch * self.threads
             raise out_of_memory("intermediate values", wanted, uppers) from error
+        for slot, data in (*self._weights.items(), *self._states.items()):
+            context.set_slot(slot, data)
+        # Ctrl-C may come between any two of these lines: whatever a slot points at is alive after each of them.
+        self._alive = (*self._alive, arena)
+        base = int(arena.ctypes.data)
+        context.slots[list(plan.offsets)] = [base + offset for offset in plan.offsets.values()]
+        self._env = None
         self._context = context
         self._plan = plan
-        self._env = None
         self._arena = arena
-        base = int(arena.ctypes.data)
-        for slot, offset in plan.offsets.items():
-            self._context.slots[slot] = base + offset
-        for slot, data in (*self._weights.items(), *self._states.items()):
-            self._context.set_slot(slot, data)
+        self._alive = (arena,)
 
     def clone(self) -> CpuProgram:
         """Return a program of the same code with tables and memory of its own."""
@@ -210,8 +213,9 @@ class CpuProgram:
     def trim(self) -> None:
         """Drop the arena and the scratch memory."""
         self._plan, self._env = Plan(), None
-        self._arena = aligned_bytes(_ALIGNMENT)
         self._context = self._make_context(self._context.thunks, 0)
+        self._arena = aligned_bytes(_ALIGNMENT)
+        self._alive = (self._arena,)
 
     def set_state(self, name: str, memory: StateMemory) -> None:
         """Point the slots of a state at its bytes; see the protocol."""
@@ -302,6 +306,24 @@ class CpuProgram:
         """Return a slot's bytes as an array; see the protocol."""
         return self._array(slot, dtype.numpy, shape)
 
+    def block(self, slot: int) -> tuple[Array, int] | None:
+        """Return the bytes that a slot lies in, and where; see the protocol."""
+        root = self.program.root(slot)
+        match self.program.slots[root].kind:
+            case SlotKind.ARENA:
+                held = self._arena
+            case SlotKind.WEIGHT:
+                held = self._weights.get(root)
+            case SlotKind.STATE:
+                held = self._states.get(root)
+            case _:
+                held = None
+        if held is None:
+            return None
+        held = held.reshape(-1).view(np.uint8)
+        offset = int(self._context.slots[slot]) - int(held.ctypes.data)
+        return (held, offset) if 0 <= offset <= held.nbytes else None
+
     def enqueue(
         self,
         inputs: Sequence[Buffer],
@@ -374,4 +396,5 @@ class CpuProgram:
             self._weights.clear()
             self._states.clear()
             self._arena = aligned_bytes(_ALIGNMENT)
+            self._alive = (self._arena,)
             self._context = self._make_context(self._context.thunks, 0)

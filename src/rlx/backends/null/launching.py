@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from rlx.backends.device import Buffer, Event, Stream
 from rlx.backends.null.device import NullBuffer, NullDevice, NullStream
 from rlx.base.dims import evaluate
-from rlx.base.errors import DeviceError
+from rlx.base.errors import DeviceError, UsageError
 from rlx.base.numeric import Array
 from rlx.kernel.program import Program, SlotKind, Thunk, ThunkKind
 from rlx.memory.plan import Plan
@@ -70,6 +70,11 @@ class Launcher:
 
     def _upload(self, device: NullDevice, params: Mapping[str, Array]) -> dict[int, NullBuffer]:
         """Return the weights in buffers of their own. The host waits, so that runs may be recorded."""
+        missing = [
+            w.name for w in self._program.weights.values() if w.name and w.name not in params
+        ]
+        if missing:
+            raise UsageError(f"{self._program.name}: weights {', '.join(missing)} are not set")
         stream = device.stream()
         buffers: dict[int, NullBuffer] = {}
         for slot, weight in self._program.weights.items():
