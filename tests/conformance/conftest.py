@@ -1,43 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases, and counts the operators that ran on the host, so that a missing kernel is seen."""
+"""Runs cases, and says which ones ran operators on the host."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from rlx.base.errors import RlxError
 from rlx.testing import Case
+from rlx.testing.conformance import Outcome
 
-_HOSTED: Counter[str] = Counter()
 
-
-def _problems(case: Case) -> list[str]:
+def _outcome(case: Case) -> Outcome:
     try:
-        outcome = case.run()
+        return case.run()
     except (RlxError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        return [f"raised {error!r}"]
-    _HOSTED.update(f"{case.backend} {name}" for name in outcome.hosted)
-    return outcome.problems
+        return Outcome([f"raised {error!r}"])
 
 
 @pytest.fixture
-def conform() -> Callable[[Sequence[Case]], None]:
-    """Run cases and fail with the problems of all."""
+def conform() -> Callable[[Sequence[Case]], dict[Case, tuple[str, ...]]]:
+    """Run cases and fail with the problems of all; return what ran on the host, by case."""
 
-    def check(cases: Sequence[Case]) -> None:
-        problems = [f"{case}: {problem}" for case in cases for problem in _problems(case)]
+    def check(cases: Sequence[Case]) -> dict[Case, tuple[str, ...]]:
+        outcomes = {case: _outcome(case) for case in cases}
+        problems = [f"{case}: {p}" for case, outcome in outcomes.items() for p in outcome.problems]
         assert not problems, "\n".join(
             [f"{len(problems)} problems in {len(cases)} cases", *problems]
         )
+        return {case: outcome.hosted for case, outcome in outcomes.items() if outcome.hosted}
 
     return check
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _HOSTED:
-        terminalreporter.section("operators without a kernel, by the cases that met them")
-        for name, count in _HOSTED.most_common():
-            terminalreporter.write_line(f"{count:6d} {name}")

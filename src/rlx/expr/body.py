@@ -178,9 +178,12 @@ class Scalar:
         """Return whether both differ."""
         return self.builder.emit("ne", self, self._lift(other))
 
-    def cast(self, to: DType) -> Scalar:
+    def cast(self, to: DType, *, saturate: bool = True) -> Scalar:
         """Return the value converted to a dtype by the rules of `base.numeric`."""
-        return self if to is self.dtype else self.builder.emit("cast", self, dtype=to)
+        how = None if saturate else "wrap"
+        return (
+            self if to is self.dtype else self.builder.emit("cast", self, dtype=to, attribute=how)
+        )
 
 
 class BodyBuilder:

@@ -626,8 +626,6 @@ def hard_swish(x: Scalar) -> Scalar:
 # -- casts
 # -------------------------------------------------------------------------------------------
 
-_NO_KERNEL = frozenset({DType.C64, DType.C128, DType.I4, DType.U4, DType.F8E4M3, DType.F8E5M2})
-
 
 @op("cast")
 @dataclass(frozen=True)
@@ -653,6 +651,10 @@ class Cast(Op):
         Sample((Operand((3, 17), fill="special"),), {"to": DType.BOOL}),
         Sample((Operand((3, 17), fill="special"),), {"to": DType.BF16}),
         Sample((Operand((), fill="special"),), {"to": DType.F16}),
+        Sample((Operand((3, 17), fill="special"),), {"to": DType.F8E4M3}),
+        Sample((Operand((3, 17), fill="special"),), {"to": DType.F8E5M2, "saturate": False}),
+        Sample((Operand((3, 17), fill="special"),), {"to": DType.I4}),
+        Sample((Operand((3, 17), fill="special"),), {"to": DType.U4}),
     )
 
     def infer(self, x: TensorType) -> TensorType:  # noqa: D102
@@ -662,11 +664,12 @@ class Cast(Op):
         return numeric.cast(x, self.to, saturate=self.saturate)
 
     def region(self, x: TensorType) -> Region | None:
-        """Return the conversion as a region; None for storage and complex types."""
-        if x.dtype in _NO_KERNEL or self.to in _NO_KERNEL:
+        """Return the conversion as a region; None for complex types."""
+        if x.dtype.is_complex or self.to.is_complex:
             return None
         builder = BodyBuilder([x.dtype])
-        return Region(builder.finish(builder.input(0).cast(self.to)), x.shape)
+        saturate = self.saturate or self.to not in (DType.F8E4M3, DType.F8E5M2)
+        return Region(builder.finish(builder.input(0).cast(self.to, saturate=saturate)), x.shape)
 
 
 def cast(x: Value, to: DType, saturate: bool = True) -> Value:

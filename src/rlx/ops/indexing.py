@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from rlx.base.dims import Dim, less_equal
-from rlx.base.dtypes import INTEGERS, DType
+from rlx.base.dtypes import INTEGERS, NUMERIC, DType
 from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.precision import OpClass
@@ -389,6 +389,8 @@ class OneHot(Op):
         _require_indices(indices)
         if values.rank != 1:
             raise TypeRuleError(f"the values must be [off, on], not {values}")
+        if values.dtype not in NUMERIC and values.dtype is not DType.BOOL:
+            raise TypeRuleError(f"does not accept {values.dtype}; cast first")
         require_equal(values.shape[0], 2, "number of values (off, on)")
         axis = normalize_axis(self.axis, indices.rank + 1)
         return values.with_shape((*indices.shape[:axis], self.depth, *indices.shape[axis:]))

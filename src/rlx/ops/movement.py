@@ -604,6 +604,8 @@ class Trilu(Op):
     def infer(self, x: TensorType) -> TensorType:  # noqa: D102
         if x.rank < 2:
             raise TypeRuleError(f"needs at least two axes, not {x}")
+        if x.dtype not in NUMERIC and x.dtype is not DType.BOOL:
+            raise TypeRuleError(f"does not accept {x.dtype}; cast first")
         return x
 
     def reference(self, x: Array) -> Array:  # noqa: D102

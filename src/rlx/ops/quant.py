@@ -135,11 +135,29 @@ def _decompose(
         return emit_one(plain, x, _column(scale, column), _column(zero_point, column))
     extent = shape[axis]
     if not isinstance(extent, int) or extent % op_.block:
-        return None
+        return emit_one(
+            plain, x, *(_repeated(p, axis, op_.block, shape) for p in (scale, zero_point))
+        )
     blocks: tuple[Dim, ...] = (*shape[:axis], extent // op_.block, op_.block, *shape[axis + 1 :])
     column = (*blocks[: axis + 1], 1, *blocks[axis + 2 :])
     y = emit_one(plain, reshape(x, blocks), _column(scale, column), _column(zero_point, column))
     return reshape(y, shape)
+
+
+def _repeated(parameter: Value | None, axis: int, block: int, shape: Shape) -> Value | None:
+    """Return a parameter of blocks with an element for every one of x; the last block may be short."""
+    from rlx.ops.movement import expand, reshape, slice_axis
+
+    if parameter is None:
+        return None
+    lead, count, rest = (
+        parameter.type.shape[:axis],
+        parameter.type.shape[axis],
+        parameter.type.shape[axis + 1 :],
+    )
+    column = reshape(parameter, (*lead, count, 1, *rest))
+    wide = expand(column, (*lead, count, block, *rest))
+    return slice_axis(reshape(wide, (*lead, count * block, *rest)), axis, 0, shape[axis])
 
 
 def _region(
@@ -150,8 +168,6 @@ def _region(
 ) -> Region | None:
     """Return the region over x and the present parameters; None where one does not broadcast."""
     present = [t for t in (x, *parameters) if t is not None]
-    if any(t.dtype in _FP8 | _PACKED for t in present) or result in _FP8 | _PACKED:
-        return None
     if any(t.rank > x.rank for t in present):
         return None
     return Region(trace(function, [t.dtype for t in present], result), x.shape)
@@ -231,13 +247,14 @@ class QuantizeLinear(Op):
         """Return it as an elementwise region; None with scales along an axis or in blocks."""
         if self.axis is not None:
             return None
-        to = self.to
+        to, saturate = self.to, self.saturate or self.to not in _FP8
 
         def quantize(value: Scalar, by: Scalar, zero: Scalar | None = None) -> Scalar:
             ratio = value.cast(DType.F32) / by.cast(DType.F32)
-            whole = ratio.builder.emit("round", ratio)
+            whole = ratio if to in _FP8 else ratio.builder.emit("round", ratio)
             # The conversion saturates, and below 2**24 the sum is exact.
-            return (whole if zero is None else whole + zero.cast(DType.F32)).cast(to)
+            total = whole if zero is None else whole + zero.cast(DType.F32)
+            return total.cast(to, saturate=saturate)
 
         return _region(quantize, x, (scale, zero_point), to)
 
@@ -309,11 +326,11 @@ class DequantizeLinear(Op):
         """Return it as an elementwise region; None with scales along an axis or in blocks."""
         if self.axis is not None:
             return None
-        to = self.to
+        to, kind = self.to, DType.F32 if x.dtype in _FP8 else DType.I32
 
         def dequantize(value: Scalar, by: Scalar, zero: Scalar | None = None) -> Scalar:
-            wide = value.cast(DType.I32)
-            centred = wide if zero is None else wide - zero.cast(DType.I32)
+            wide = value.cast(kind)
+            centred = wide if zero is None else wide - zero.cast(kind)
             return (centred.cast(DType.F32) * by.cast(DType.F32)).cast(to)
 
         return _region(dequantize, x, (scale, zero_point), to)

@@ -234,13 +234,14 @@ class Reduce(Op):
             moved = transpose(x, _to_the_end(rank, axes))
             return reshape(_reduce(self.kind, moved, trailing, True), shape)
         count = product(x.type.shape[a] for a in axes)
-        if self.kind == "mean" and axes and not isinstance(count, int):
+        fails = count == 0 and x.type.dtype.is_integer
+        if self.kind == "mean" and axes and (fails or not isinstance(count, int)):
             return _mean(x, axes, count)
         return None
 
 
 def _mean(x: Value, axes: tuple[int, ...], count: Dim) -> Value:
-    """Return the mean over a symbolic number of elements."""
+    """Return the mean over a number of elements that the run knows; integers fail for none."""
     dtype = x.type.dtype
     wide = _mean_dtype(dtype)
     total = reduce_sum(ew.cast(x, wide), axes, True)

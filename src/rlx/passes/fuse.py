@@ -509,6 +509,8 @@ def _epilogue_refusal(region: Region, node: Node, index: int, anchor: Node, fact
     assert value is not None
     block = anchor.block
     assert block is not None
+    if region.may_fail():
+        return f"what follows {anchor.location} may fail, and then names its own node"
     if len(anchor.results) != 1 or value.users != [node] or any(r is value for r in block.results):
         return f"{anchor.location} has other readers"
     if region.map_of(index) is not None or not _same_shape(value.type.shape, region.shape, facts):

@@ -58,7 +58,8 @@ __all__ = ["Case", "Outcome", "conformance"]
 del _registers_the_operators
 
 Selection = Literal["pairwise", "full"]
-_DTYPES = (*sorted(NUMERIC, key=lambda d: (not d.is_float, -d.itemsize, d.value)), DType.BOOL)
+_NUMBERS = sorted(NUMERIC, key=lambda d: (not d.is_float, -d.itemsize, d.value))
+_DTYPES = (*_NUMBERS, *(d for d in DType if d not in NUMERIC))
 _VARIANTS = ("static", "symbolic", "fused", "guarded", "empty")
 _LARGE = 1 << 14
 """No more elements has a tensor at the large extents of a symbolic case."""

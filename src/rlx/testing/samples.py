@@ -89,9 +89,10 @@ def make_array(
         return rng.integers(0, 2, shape).astype(dtype.numpy)
     if dtype.is_integer:
         return _integers(operand.fill, dtype, shape, rng)
-    values = _FLOATS[operand.fill](rng, shape)
+    values = np.asarray(_FLOATS[operand.fill](rng, shape))
     if dtype.is_complex:
-        values = values + 1j * _FLOATS[operand.fill](rng, shape)
+        real, values = values, np.zeros(shape, np.complex128)
+        values.real, values.imag = real, _FLOATS[operand.fill](rng, shape)
     with np.errstate(over="ignore"):
         return np.asarray(values).astype(dtype.numpy)
 

@@ -133,12 +133,12 @@ def allowed_error(op: Op, operands: Sequence[Array | None], results: Sequence[Ar
     family = family_of(op, dtypes)
     wide: list[_F64 | None] = []
     for array in operands:
-        finite = None if array is None else array.astype(np.float64)
+        finite = None if array is None else _as_f64(array)
         wide.append(None if finite is None else np.where(np.isfinite(finite), finite, 0.0))
     found: list[_F64] = []
     for position, result in enumerate(results):
         dtype = DType.of(result.dtype)
-        y = result.astype(np.float64)
+        y = _as_f64(result)
         bound: Any = 0.0
         if dtype.is_float and family != "exact":
             with np.errstate(all="ignore"):
@@ -150,6 +150,11 @@ def allowed_error(op: Op, operands: Sequence[Array | None], results: Sequence[Ar
                     bound = cast("Any", op).allowed_error(wide, y, dtype)
         found.append(np.broadcast_to(np.asarray(bound, np.float64), result.shape))
     return found
+
+
+def _as_f64(array: Array) -> _F64:
+    """Return numbers in f64, of complex ones the absolute values."""
+    return np.abs(array) if array.dtype.kind == "c" else array.astype(np.float64)
 
 
 def mismatch(got: Array, want: Array, allowed: _F64) -> str:
@@ -165,7 +170,7 @@ def mismatch(got: Array, want: Array, allowed: _F64) -> str:
             near = np.abs(a - b) <= allowed
         good = (a == b) | (np.isnan(a) & np.isnan(b)) | (near & np.isfinite(b))
     else:
-        a, b, good = got, want, got == want
+        a, b, good = got, want, (got == want) | ((got != got) & (want != want))  # noqa: PLR0124  (NaN)
     if good.all():
         return ""
     index = tuple(int(i) for i in np.argwhere(~good)[0])

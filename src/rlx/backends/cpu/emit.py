@@ -138,7 +138,8 @@ def encode(fn: Function, dtype: DType, value: Value) -> Value:
     if not dtype.is_narrow_float:
         return value
     known = _ENCODED.get(fn, {}).get(value.text)
-    return known if known is not None else vconvert.narrow(fn, value, dtype)
+    # A value of an fp8 dtype comes from a conversion, which has saturated if it should: an infinity is meant.
+    return known if known is not None else vconvert.narrow(fn, value, dtype, saturate=False)
 
 
 def _cast(fn: Function, value: Value, source: DType, to: DType, *, saturate: bool) -> Value:

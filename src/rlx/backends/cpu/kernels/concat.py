@@ -63,7 +63,7 @@ def lower_tile(node: Node, ctx: LoweringContext, isa: Isa) -> None:
 
 
 @lowering(Pad)
-def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     """Move the operand into the middle, then fill axis by axis, the innermost first.
 
     When an axis is filled, the parts of all later axes exist already and are filled along with it,
@@ -76,8 +76,6 @@ def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert x is not None
     value = node.operands[1] if len(node.operands) > 1 else None
     shape = x.type.shape
-    if x.type.dtype.itemsize > 8:
-        return False
     margins = _unproven(op, shape) if op.mode != "constant" else []
     if margins:
         launch_check(ctx, isa, margins)
@@ -112,7 +110,6 @@ def lower_pad(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
                 launch_move(ctx, isa, part, source, target)
         space[axis] = before + extent + after
         start = first
-    return None
 
 
 def _source(mode: str, before: Dim, extent: Dim, after: Dim, *, front: bool) -> tuple[Dim, int]:
@@ -141,6 +138,9 @@ def _unproven(op: Pad, shape: Shape) -> list[Dim]:
 def _fill(ctx: LoweringContext, isa: Isa, shape: Shape, value: int | None, target: Access) -> None:
     still = (0,) * len(shape)
     if value is None:
+        if target.dtype.itemsize == 16:  # as pairs of words
+            shape, strides = (*shape, 2), (*(s * 2 for s in target.strides), 1)
+            target = Access(target.slot, DType.U64, strides, target.offset * 2)
         unsigned = _UNSIGNED[target.dtype.itemsize]
         target = replace(target, dtype=unsigned)
         launch_elementwise(ctx, isa, _zero(unsigned), shape, [], [target])

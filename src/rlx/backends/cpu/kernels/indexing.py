@@ -7,11 +7,12 @@ access goes to element 0 instead, so memory stays safe.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Failure, Kernel, finish
 from rlx.backends.cpu.builder import Module, Value
-from rlx.backends.cpu.emit import load_value, store_value
+from rlx.backends.cpu.emit import load_value, memory_type, store_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.lltypes import I64, int_type
 from rlx.backends.cpu.lowering import lowering
@@ -26,7 +27,6 @@ from rlx.ops.indexing import Gather, GatherElements, GatherND, ScatterElements, 
 
 __all__ = ["copy_elements", "rows_per_chunk", "split"]
 
-_INDEX_TYPES = (DType.I32, DType.I64)
 _BYTES_PER_CHUNK = 1 << 16
 
 
@@ -86,15 +86,13 @@ def _gather_kernel(isa: Isa, index: DType, itemsize: int) -> Emitted:
 
 
 @lowering(Gather)
-def lower_gather(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+def lower_gather(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     """Rows of the inner extents are copied."""
     op = node.op
     assert isinstance(op, Gather)
     x, indices = node.operands
     assert x is not None
     assert indices is not None
-    if indices.type.dtype not in _INDEX_TYPES:
-        return False
     axis = normalize_axis(op.axis, x.type.rank)
     inner = product(x.type.shape[axis + 1 :])
     count = indices.type.elements
@@ -111,7 +109,6 @@ def lower_gather(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         chunks=ceildiv(total, rows),
         may_fail=True,
     )
-    return None
 
 
 def rows_per_chunk(inner: Dim, itemsize: int) -> Dim:
@@ -154,15 +151,13 @@ def _element_offset(
 
 
 @lowering(GatherElements)
-def lower_gather_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+def lower_gather_elements(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     """One element at a time."""
     op = node.op
     assert isinstance(op, GatherElements)
     x, indices = node.operands
     assert x is not None
     assert indices is not None
-    if indices.type.dtype not in _INDEX_TYPES:
-        return False
     rank = x.type.rank
     kernel = _elements_kernel(
         isa, indices.type.dtype, x.type.dtype.itemsize, rank, normalize_axis(op.axis, rank)
@@ -178,7 +173,6 @@ def lower_gather_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool | 
         chunks=ceildiv(total, 4096),
         may_fail=True,
     )
-    return None
 
 
 @cache
@@ -208,7 +202,7 @@ def _gather_nd_kernel(isa: Isa, index: DType, itemsize: int, named: int) -> Emit
 
 
 @lowering(GatherND)
-def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> None:
     """Blocks of the extents that the indices do not name are copied."""
     op = node.op
     assert isinstance(op, GatherND)
@@ -216,8 +210,7 @@ def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert x is not None
     assert indices is not None
     named, first = indices.type.shape[-1], op.batch_dims
-    if indices.type.dtype not in _INDEX_TYPES or not isinstance(named, int):
-        return False
+    assert isinstance(named, int)
     inner = product(x.type.shape[first + named :])
     total = product(indices.type.shape[:-1])
     count = product(indices.type.shape[first:-1])
@@ -234,26 +227,34 @@ def lower_gather_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         chunks=ceildiv(total, rows),
         may_fail=True,
     )
-    return None
 
 
-def _merge(
-    k: Kernel, dtype: DType, reduction: str, target: Value, at: Value, update: Value
-) -> None:
-    """Write or merge one element in register form."""
-    if reduction != "none":
-        old = load_value(k, dtype, target, at, 0)
-        if reduction == "add":
-            update = (old | update) if dtype is DType.BOOL else old + update
-        elif reduction == "mul":
-            update = (old & update) if dtype is DType.BOOL else old * update
-        elif dtype.is_float:
-            update = (k.fmax_nan if reduction == "max" else k.fmin_nan)(old, update)
-        elif dtype.is_signed:
-            update = (k.smax if reduction == "max" else k.smin)(old, update)
-        else:
-            update = (k.umax if reduction == "max" else k.umin)(old, update)
-    store_value(k, dtype, update, target, at)
+@dataclass(frozen=True)
+class _Place:
+    """An element of a buffer."""
+
+    buffer: Value
+    at: Value
+
+
+def _merge(k: Kernel, dtype: DType, reduction: str, source: _Place, target: _Place) -> None:
+    """Write or merge one element into another."""
+    if reduction == "none":
+        kind = memory_type(dtype)
+        k.store(k.load(kind, source.buffer, source.at), target.buffer, target.at)
+        return
+    old, update = (load_value(k, dtype, place.buffer, place.at, 0) for place in (target, source))
+    if reduction == "add":
+        update = (old | update) if dtype is DType.BOOL else old + update
+    elif reduction == "mul":
+        update = (old & update) if dtype is DType.BOOL else old * update
+    elif dtype.is_float:
+        update = (k.fmax_nan if reduction == "max" else k.fmin_nan)(old, update)
+    elif dtype.is_signed:
+        update = (k.smax if reduction == "max" else k.smin)(old, update)
+    else:
+        update = (k.umax if reduction == "max" else k.umin)(old, update)
+    store_value(k, dtype, update, target.buffer, target.at)
 
 
 @cache
@@ -274,7 +275,7 @@ def _scatter_elements_kernel(
                 k, loop.index, data, space, axis, _index(k, index, indices, loop.index, data[axis])
             )
             with k.if_(data[axis] > 0):
-                _merge(k, dtype, reduction, y, at, load_value(k, dtype, updates, loop.index, 0))
+                _merge(k, dtype, reduction, _Place(updates, loop.index), _Place(y, at))
             loop.next()
     return finish(module)
 
@@ -289,7 +290,7 @@ def lower_scatter_elements(node: Node, ctx: LoweringContext, isa: Isa) -> bool |
     assert indices is not None
     assert updates is not None
     dtype = x.type.dtype
-    if indices.type.dtype not in _INDEX_TYPES or dtype.is_complex or x.type.rank == 0:
+    if dtype.is_complex and op.reduction != "none":
         return False
     from rlx.backends.cpu.kernels.copy import copy_bytes
 
@@ -319,8 +320,9 @@ def _scatter_nd_kernel(isa: Isa, index: DType, dtype: DType, named: int, reducti
                 row = row * extent + _index(k, index, indices, loop.index * named + i, extent)
                 nonempty = nonempty & (extent > 0)
             with k.if_(nonempty), k.loop(0, inner) as element:
-                update = load_value(k, dtype, updates, loop.index * inner + element.index, 0)
-                _merge(k, dtype, reduction, y, row * inner + element.index, update)
+                source = _Place(updates, loop.index * inner + element.index)
+                target = _Place(y, row * inner + element.index)
+                _merge(k, dtype, reduction, source, target)
                 element.next()
             loop.next()
     return finish(module)
@@ -336,7 +338,8 @@ def lower_scatter_nd(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     assert indices is not None
     assert updates is not None
     named, dtype = indices.type.shape[-1], x.type.dtype
-    if indices.type.dtype not in _INDEX_TYPES or dtype.is_complex or not isinstance(named, int):
+    assert isinstance(named, int)
+    if dtype.is_complex and op.reduction != "none":
         return False
     from rlx.backends.cpu.kernels.copy import copy_bytes
 

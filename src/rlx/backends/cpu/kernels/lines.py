@@ -15,6 +15,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Module, Value
 from rlx.backends.cpu.emit import load_value, memory_type, register_type, store_value
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.check import launch_check
 from rlx.backends.cpu.lltypes import I64, vec
 from rlx.backends.cpu.lowering import lowering
 from rlx.backends.cpu.vconvert import cast
@@ -222,18 +223,17 @@ def _merged(k: Kernel, best: _Best, value: Value, index: Value) -> Value:
 
 
 @lowering(ArgReduce)
-def lower_arg_reduce(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Emit the search; False where the axis may be empty (the reference reports that)."""
+def lower_arg_reduce(node: Node, ctx: LoweringContext, isa: Isa) -> None:
+    """Emit the search, and before it a check where the axis may be empty."""
     op, x = node.op, node.operands[0]
     assert isinstance(op, ArgReduce)
     assert x is not None
     extents = _around(x.type.shape, normalize_axis(op.axis, x.type.rank))
     if less_equal(1, extents[1]) is not True:
-        return False
+        launch_check(ctx, isa, [extents[1] - 1])
     best, lanes = _Best(x.type.dtype, op.kind == "max", op.select_last), isa.vector_bits // 32
     slots = ctx.slot(x), ctx.slot(node.result)
     if extents[2] == 1:
         _launch(ctx, _arg_row_kernel(isa, best, lanes), slots, extents, 0)
     else:
         _launch(ctx, _arg_lines_kernel(isa, best, lanes), slots, extents, lanes)
-    return None

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlx
 from rlx.backends.cpu.isa import Isa, host_isa
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
-from rlx.base.errors import UnsupportedOpError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
@@ -22,7 +22,7 @@ from rlx.ir.op import Op
 from rlx.ops.evaluate import evaluate
 from rlx.ops.leaf import DimTensor
 from rlx.ops.movement import Range
-from rlx.ops.reduce import ArgReduce, CumSum
+from rlx.ops.reduce import ArgReduce, CumSum, arg_max
 
 import_module("rlx.backends.cpu.kernels")  # registers the lowerings
 _HOST = host_isa()
@@ -94,10 +94,15 @@ def test_range(dtype: DType, isa: Isa, lower_graph: Lower) -> None:
         _exact(lower_graph, isa, Range(size), start, delta)
 
 
-def test_an_axis_that_may_be_empty_is_left_to_the_host(lower_graph: Lower) -> None:
-    s = symbol("s", lower=0)
-    with pytest.raises(UnsupportedOpError, match="arg_reduce"):
-        lower_graph(_graph(ArgReduce("max", 0), DType.F32, [(s,)]), _HOST)
+@pytest.mark.parametrize("device", ["reference", "cpu"])
+def test_an_empty_axis_is_an_error_that_names_the_node(device: str) -> None:
+    with rlx.Graph() as g:
+        x = g.ir.add_input("x", TensorType(DType.F32, (2, symbol("n", lower=0))))
+        g.output("y", arg_max(x, 1))
+    with rlx.compile(g, device, host_ops="error") as m:
+        assert m(np.array([[1, 3], [5, 4]], np.float32)).tolist() == [[1], [0]]
+        with pytest.raises(rlx.ExecutionError, match="arg_reduce"):
+            m(np.zeros((2, 0), np.float32))
 
 
 @_isas
