@@ -118,6 +118,8 @@ def test_scatter_keeps_nan_in_max() -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_one_hot_and_its_decomposition(axis: int) -> None:
+    with pytest.raises(TypeRuleError, match="u4; cast first"):
+        ix.OneHot(5, axis).infer(TensorType(DType.I64, (3,)), TensorType(DType.U4, (2,)))
     index, values = i64([0, -1, 4, 7, -6]), np.array([2, 9], np.float32)
     eye = np.full((5, 5), 2, np.float32)
     eye[[0, 1, 2], [0, 4, 4]] = 9

@@ -207,6 +207,12 @@ def test_trilu(upper: bool, k: int) -> None:
     np.testing.assert_array_equal(apply(mv.Trilu(upper, k).decompose, X, (2, N, M)), want)
 
 
+@pytest.mark.parametrize("dtype", [DType.I4, DType.F8E5M2, DType.C64], ids=str)
+def test_trilu_refuses_what_it_cannot_select(dtype: DType) -> None:
+    with pytest.raises(TypeRuleError, match=f"{dtype}; cast first"):
+        mv.Trilu().infer(TensorType(dtype, (2, 2)))
+
+
 def test_range() -> None:
     found = run(mv.Range(4), np.array(3, np.int64), np.array(-2, np.int64))
     assert found.tolist() == [3, 1, -1, -3]

@@ -191,6 +191,22 @@ def test_a_broadcast_product_takes_no_epilogue() -> None:
     assert any("moved or broadcast" in line for line in report)
 
 
+def test_what_may_fail_stays_a_node_of_its_own() -> None:
+    graph = parse_graph("""graph {
+      input %a: i32[3,4]
+      input %b: i32[4,5]
+      input %c: i32[5]
+      %p = matmul(%a, %b)
+      %y = div(%p, %c)
+      return %y as "y"
+    }""")
+    context = PassContext(claims=_CLAIMS)
+    FormRegions().run(graph, context)
+    FuseEpilogues().run(graph, context)
+    assert _ops(graph) == ["matmul", "region"]
+    assert any("may fail" in line for line in context.report)
+
+
 def test_a_square_takes_the_product_once() -> None:
     graph, _ = _fused(
         """graph {

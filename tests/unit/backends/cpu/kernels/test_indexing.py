@@ -78,7 +78,7 @@ def _indices(limit: int, *shape: int, dtype: Any = np.int64) -> Array:
 
 @_isas
 @pytest.mark.parametrize("dtype", _DTYPES, ids=str)
-@pytest.mark.parametrize("index", [np.int64, np.int32])
+@pytest.mark.parametrize("index", [np.int64, np.int32, np.int16])
 def test_gather(dtype: DType, index: Any, isa: Isa, lower_graph: Lower) -> None:
     cases: list[tuple[Shape, int, Shape]] = [
         ((9, 17), 0, (2, 3)),
@@ -116,6 +116,16 @@ def test_gather_elements_and_nd(dtype: DType, isa: Isa, lower_graph: Lower) -> N
     _exact(lower_graph, isa, GatherND(), x, _indices(3, 6, 3))
     _exact(lower_graph, isa, GatherND(1), x, _indices(5, 4, 6, 1))
     _exact(lower_graph, isa, GatherND(), x, _indices(4, 2, 0))
+
+
+@_isas
+@pytest.mark.parametrize("index", [np.uint8, np.uint64, np.int8])
+def test_indices_of_any_integer_dtype(index: Any, isa: Isa, lower_graph: Lower) -> None:
+    x, picked = _data(DType.F32, 4, 5), np.array([[3, 0], [1, 1], [2, 3]], index)
+    _exact(lower_graph, isa, GatherElements(1), x, picked)
+    _exact(lower_graph, isa, GatherND(), x, picked)
+    _exact(lower_graph, isa, ScatterElements(1, "add"), x, picked, _data(DType.F32, 3, 2))
+    _exact(lower_graph, isa, ScatterND(), x, picked, _data(DType.F32, 3))
 
 
 @_isas
