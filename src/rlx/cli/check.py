@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-import numpy as np
 import typer
 
 import rlx
 from rlx.base.numeric import Array
-from rlx.cli.common import console, make_inputs, parse_dims, show_table
+from rlx.cli.common import console, make_inputs, parse_dims, read_arrays, show_table
 
 __all__ = ["bisect", "check"]
 
@@ -94,7 +93,5 @@ def bisect(
 
 def _stored(path: Path) -> Mapping[str, Array]:
     """Return arrays by output name; names with the prefix `in::` are inputs, `out::` is left off."""
-    with np.load(path, allow_pickle=False) as archive:
-        return {
-            n.removeprefix("out::"): archive[n] for n in archive.files if not n.startswith("in::")
-        }
+    arrays = read_arrays(path)
+    return {n.removeprefix("out::"): a for n, a in arrays.items() if not n.startswith("in::")}

@@ -615,13 +615,11 @@ class Executable(Weighted, Observable):
     # -- looking inside ----------------------------------------------------------------------------------------------
 
     @property
-    def title(self) -> tuple[str, str]:  # noqa: D102
+    def _title(self) -> tuple[str, str]:
         return self._source.name, self._target.name
 
     @contextmanager
-    def prepared(  # noqa: D102
-        self, inputs: Mapping[str, Any] | Sequence[Any]
-    ) -> Generator[Call]:
+    def _prepared(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Generator[Call]:
         arrays = self._inputs.arrays(self._inputs.given(inputs))
         self._settle()
         with self._lock:
@@ -648,7 +646,7 @@ class Executable(Weighted, Observable):
 
         program = self.program
         return ModelReport.of(
-            self.title,
+            self._title,
             (self.inputs, self.outputs, program.signature.guards),
             program.compiled,
             program.report,

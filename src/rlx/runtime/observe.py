@@ -43,12 +43,12 @@ class Observable(ABC):
     """Looking into a compiled model. All of it works on the program that `run` runs, without another compilation."""
 
     @abstractmethod
-    def prepared(self, inputs: Mapping[str, Any] | Sequence[Any]) -> AbstractContextManager[Call]:
+    def _prepared(self, inputs: Mapping[str, Any] | Sequence[Any]) -> AbstractContextManager[Call]:
         """Bind inputs as `run` does, and keep other calls out inside the block."""
 
     @property
     @abstractmethod
-    def title(self) -> tuple[str, str]:
+    def _title(self) -> tuple[str, str]:
         """The names of the model and of the device."""
 
     @overload
@@ -75,7 +75,7 @@ class Observable(ABC):
         from rlx.runtime.taps import Stored, tap
 
         names = [name] if isinstance(name, str) else list(name)
-        with self.prepared(inputs) as call:
+        with self._prepared(inputs) as call:
             compiled = watchable(call.compiled, "tap")
             stored = Stored(compiled.program)
             found = tap(compiled, stored, stored.find(names, call.build), call.run)
@@ -95,7 +95,7 @@ class Observable(ABC):
         """
         from rlx.runtime.finite import FiniteCheck
 
-        with self.prepared(inputs) as call:
+        with self._prepared(inputs) as call:
             FiniteCheck(watchable(call.compiled, "check_finite"), infinities=infinities).run(
                 call.run
             )
@@ -116,8 +116,8 @@ class Observable(ABC):
         """
         from rlx.runtime.profile import Profile, measure
 
-        model, device = self.title
-        with self.prepared(inputs) as call:
+        model, device = self._title
+        with self._prepared(inputs) as call:
             compiled = watchable(call.compiled, "profile")
             times, spans = measure(compiled, call.run, runs, warmup)
             return Profile(

@@ -5,7 +5,8 @@ The nodes in front of the diverging outputs are cut at a position of their order
 the outputs of a truncated graph, which is compiled and run in both ways. If one of them differs, the fault lies in
 front of the cut, else behind it. From a faulty node to the output leads a path of values that differ, and every cut
 between the two crosses it, so halving finds a node whose operands agree and whose result does not. Only values that
-live at once are ever held.
+live at once are ever held. A fault that no truncated graph has is searched in the same way in the program of the whole
+model, among the values that it stores.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from typing import Any
 
 import numpy as np
 
-from rlx.backends.protocol import ScheduledGraph
+from rlx.backends.protocol import ScheduledGraph, WatchableGraph
 from rlx.base.errors import RlxError, UsageError
 from rlx.base.numeric import Array
 from rlx.ir.clone import bind_dims, clone_graph
 from rlx.ir.graph import Graph, Node, Value
+from rlx.kernel.program import Program
 from rlx.ops.evaluate import run_op
 from rlx.ops.leaf import Constant
 from rlx.passes.pipelines import OPTIONAL
 from rlx.runtime.executable import Executable
+from rlx.runtime.taps import Stored, named_values
 from rlx.testing.compare import Difference, difference, differences
 from rlx.testing.settings import Setting
 
@@ -60,7 +63,14 @@ def check(
         raise UsageError(
             f"stored output {unknown[0]!r} is none of the model's, which are {', '.join(found)}"
         )
-    return differences(left, found, tolerance)
+    stored = {name: _typed(array, found[name]) for name, array in left.items()}
+    return differences(stored, found, tolerance)
+
+
+def _typed(stored: Array, like: Array) -> Array:
+    """Return a stored array in the dtype it had: files name bf16 and fp8 only as so many bytes."""
+    opaque = stored.dtype.kind == "V" and stored.dtype.itemsize == like.dtype.itemsize
+    return stored.view(like.dtype) if opaque else stored
 
 
 @dataclass(frozen=True)
@@ -121,7 +131,7 @@ def bisect(
         tolerance: see `difference`.
 
     Raises:
-        UsageError: the outputs differ, but no truncated model does: the fault needs the whole program.
+        UsageError: the outputs differ, but nothing that can be looked at in front of them does.
     """
     return _Search(model, inputs, left, right, tolerance).run()
 
@@ -158,12 +168,50 @@ class _Search:
                 high, at_high = middle, differing
             else:
                 low = middle
-        if high == len(self.order) - 1 and not self._differing(self._crossing(high, bad)):
+        if high == len(self.order) - 1 and not self._differing(self._around(high, bad)):
+            return self._in_whole_program(found)
+        node = self.order[high]
+        prefix = f"{_positions(self.graph)[node]}:"
+        own = [d for d in at_high if d.name.startswith(prefix)]
+        own = own or [d for d in at_high if d.name in outputs and outputs[d.name].producer is node]
+        return self._finding(node, (own or at_high)[0], self._crossing(high, bad))
+
+    def _in_whole_program(self, found: list[Difference]) -> Finding:
+        """Search by the same argument among the values that the right side's whole program stores, through taps."""
+        outputs = {d.name for d in found}
+        known = named_values(self.graph)
+        with self.right.compiled(self.model) as program:
+            program.warmup({n: _shape(a) for n, a in self.inputs.items()})
+            compiled = program.program.compiled
+            lives = _lives(compiled.program, known) if isinstance(compiled, WatchableGraph) else {}
+            steps = sorted({first for first, _ in lives.values()})
+
+            def differing(step: int) -> list[Difference]:
+                names = [
+                    n
+                    for n, (a, b) in lives.items()
+                    if a <= steps[step] and (b > steps[step] or n in outputs)
+                ]
+                self.runs += 1
+                found = program.tap(names, self.inputs)
+                expected = self._run(self.left, lambda graph: _named(graph, names))
+                return differences(expected, found, self.tolerance)
+
+            low, high = -1, len(steps) - 1
+            last = differing(high) if steps else []
+            while last and high - low > 1:
+                middle = (low + high) // 2
+                here = differing(middle)
+                low, high, last = (low, middle, here) if here else (middle, high, last)
+            guilty = [d for d in last if lives[d.name][0] == steps[high]] or last
+        if not guilty:
             raise UsageError(
-                f"outputs differ ({found[0]}), but not if the model is cut to what leads to them: the fault needs the "
-                "whole program (its memory plan, for example); compare values of both programs with `tap`"
+                f"outputs differ ({found[0]}), but not if the model is cut to what leads to them, and the device does "
+                "not show what its whole program computes on the way"
             )
-        return self._finding(self.order[high], at_high, self._crossing(high, bad))
+        producer = known[guilty[0].name].producer
+        assert producer is not None
+        return self._finding(producer, guilty[0], self._all)
 
     # -- running both ------------------------------------------------------------------------------------------------
 
@@ -189,6 +237,11 @@ class _Search:
 
         return choose
 
+    def _around(self, position: int, bad: Sequence[Value]) -> Callable[[Graph], dict[str, Value]]:
+        """Return a choice of what crosses the cuts before and behind a node: not the program of the whole model."""
+        before, behind = self._crossing(position - 1, bad), self._crossing(position, bad)
+        return lambda graph: {**before(graph), **behind(graph)}
+
     def _run(
         self, setting: Setting, choose: Callable[[Graph], dict[str, Value]]
     ) -> dict[str, Array]:
@@ -202,15 +255,8 @@ class _Search:
     # -- the result --------------------------------------------------------------------------------------------------
 
     def _finding(
-        self, node: Node, differing: list[Difference], choose: Callable[[Graph], dict[str, Value]]
+        self, node: Node, first: Difference, choose: Callable[[Graph], dict[str, Value]]
     ) -> Finding:
-        position = _positions(self.graph)[node]
-        own = [d for d in differing if d.name.startswith(f"{position}:")]
-        outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
-        own = own or [
-            d for d in differing if d.name in outputs and outputs[d.name].producer is node
-        ]
-        first = (own or differing)[0]
         types = ", ".join("none" if o is None else str(o.type) for o in node.operands)
         name = next((r.name for r in node.results if r.name), "") or f"result of {node.op.name}"
         return Finding(
@@ -290,6 +336,26 @@ class _Search:
             if not differences(expected, got, self.tolerance):
                 found.append(name)
         return tuple(found)
+
+
+def _lives(program: Program, known: Mapping[str, Value]) -> dict[str, tuple[int, int]]:
+    """Return the first and last thunk of every stored value that a node of the graph makes."""
+    stored = Stored(program)
+    reads: dict[int, int] = {}
+    for index, thunk in enumerate(program.thunks):
+        for slot in thunk.reads():
+            reads[program.root(slot)] = index
+    found: dict[str, tuple[int, int]] = {}
+    for name, value in stored.names.items():
+        slot = value.slot if value.slot in stored.writers else program.root(value.slot)
+        if name in known and known[name].producer is not None and slot in stored.writers:
+            found[name] = (stored.writers[slot][-1], reads.get(program.root(slot), -1))
+    return found
+
+
+def _named(graph: Graph, names: Sequence[str]) -> dict[str, Value]:
+    known = named_values(graph)
+    return {name: known[name] for name in names}
 
 
 def _positions(graph: Graph) -> dict[Node, int]:

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 import rlx
-from rlx.backends.cpu import vmath
+from rlx.backends.cpu import program, vmath
 from rlx.base.numeric import Array
 from rlx.expr.body import Body
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Node
 from rlx.ir.parse import parse_graph
 from rlx.ir.rewrite import Match, rule
+from rlx.kernel.program import Program
+from rlx.memory.plan import Plan
 from rlx.ops.elementwise import tanh
 from rlx.passes import attention, canonicalize, fold, fuse
 from rlx.testing.bisect import bisect, check
@@ -304,3 +306,32 @@ def test_dtypes_and_absent_values_differ() -> None:
     (absent,) = differences({"a": one, "b": one}, {"a": one})
     assert absent.name == "b"
     assert difference("v", one, one * np.float32(1.5), tolerance=1.0) is None
+
+
+# -- faults of whole programs ----------------------------------------------------------------------
+
+_OVERWRITTEN = """  %kept = matmul(%t, %w) @ "kept"
+  %p = softmax(%t) {axis=1} @ "clobbers"
+  %c = matmul(%p, %w) @ "product"
+  %z = add(%kept, %c) @ "guilty"
+"""
+
+
+@pytest.mark.parametrize("at", [0, 5, _BLOCKS - 1])
+def test_a_fault_of_the_memory_plan_of_the_whole_program(
+    at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs, right = _model(at, _OVERWRITTEN), _inputs(), program.plan_memory
+
+    def wrong(scheduled: Program, *args: Any, **options: Any) -> Plan:
+        plan, slots = right(scheduled, *args, **options), {v.name: v.slot for v in scheduled.values}
+        if "y" in slots:  # the whole model; its product reads %t behind the softmax
+            plan.offsets[slots["p"]] = plan.offsets[slots[f"t{at}"]]
+        return plan
+
+    monkeypatch.setattr(program, "plan_memory", wrong)
+    found = bisect(model, inputs, _PLAIN, _FAST)
+    assert found is not None
+    assert found.node == f"'s{at}'"  # what the kernel stores that reads overwritten bytes
+    assert found.kernels[1].endswith(f"which does kept, s{at}, guilty")
+    assert found.runs < 30
