@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 
 import rlx
+import rlx.backends.cpu.kernels  # pyright: ignore[reportUnusedImport]  (registers the lowerings)
+from rlx.backends.cpu import lowering
+from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.ir.parse import parse_graph
+from rlx.ops.reduce import TopK
 from rlx.runtime.profile import Profile
 
 _F32 = np.float32
@@ -41,8 +45,11 @@ _TEXT = """graph "small" {
 
 
 @pytest.fixture
-def profile() -> Profile:
-    run = executable(_TEXT, dims={"N": 32}, threads=1)
+def profile(monkeypatch: pytest.MonkeyPatch) -> Profile:
+    kernels = lowering._LOWERINGS  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setitem(kernels, TopK, [])  # so the host runs it
+    with override(RLX_CACHE="off"):
+        run = executable(_TEXT, dims={"N": 32}, threads=1)
     return run.profile({"x": numbers(16, 64), "w": numbers(64, 64)}, runs=4, warmup=1)
 
 
