@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlx
 from rlx.backends.protocol import CompileOptions
 from rlx.backends.registry import get_backend
 from rlx.base.config import override
@@ -65,6 +66,7 @@ _SPECIAL = np.array(
     ],
     np.float32,
 )
+_WEIGHTS: dict[str, tuple[int, ...]] = {"row": (_WIDTH,), "one": ()}
 _STEP = st.tuples(*[st.integers(0, 1 << 16)] * 5)
 _RECIPE = st.lists(_STEP, min_size=1, max_size=14)
 
@@ -88,14 +90,16 @@ _ALL = _elementwise(exact=False)
 
 
 class _Maker:
-    def __init__(self, n: Dim) -> None:
+    def __init__(self, n: Dim, weights: dict[str, Array] | None = None) -> None:
         self.n = n
         self.graph = Graph("random")
-        self.values: list[Value] = [
-            self.graph.add_input("x", TensorType(DType.F32, (n, _WIDTH))),
-            self.graph.add_input("row", TensorType(DType.F32, (_WIDTH,))),
-            self.graph.add_input("one", TensorType(DType.F32, ())),
-        ]
+        self.values: list[Value] = [self.graph.add_input("x", TensorType(DType.F32, (n, _WIDTH)))]
+        for name, shape in _WEIGHTS.items():
+            type_ = TensorType(DType.F32, shape)
+            if weights is None:
+                self.values.append(self.graph.add_input(name, type_))
+            else:
+                self.values.append(self.graph.add_param(name, weights[name], type_))
 
     def pick(self, number: int) -> Value:
         return self.values[-1 - number % len(self.values)]
@@ -160,9 +164,17 @@ def _leaky(x: Value, y: Value, slope: Value) -> Value:
     return emit_one(registered_ops()["where"](), below, half, half * tanh(slope))
 
 
-def _build(recipe: list[tuple[int, ...]], n: Dim, step: Callable[..., Value]) -> Graph:
-    """Return the graph of a recipe; the last value and every third one are outputs."""
-    maker = _Maker(n)
+def _build(
+    recipe: list[tuple[int, ...]],
+    n: Dim,
+    step: Callable[..., Value],
+    weights: dict[str, Array] | None = None,
+) -> Graph:
+    """Return the graph of a recipe; the last value and every third one are outputs.
+
+    What is in `weights` are params, otherwise they are inputs.
+    """
+    maker = _Maker(n, weights)
     with building(Builder(maker.graph.block, maker.graph.facts)):
         for numbers in recipe:
             maker.values.append(step(maker, numbers))
@@ -299,6 +311,33 @@ def test_symbolic_graphs_equal_static_ones(recipe: list[Any]) -> None:
             expected = _run(_build(recipe, n, _bounded), inputs, "reference")
             _close(run.run(inputs), expected)
         assert run.variants == 1
+
+
+@settings(max_examples=_EXAMPLES // 4, deadline=None)
+@given(_RECIPE)
+def test_weights_set_later_clones_and_packages_equal_a_fresh_compilation(
+    tmp_path_factory: pytest.TempPathFactory, recipe: list[Any]
+) -> None:
+    inputs, other = _inputs(6, special=False), _inputs(7, special=False)
+    x = {"x": inputs.pop("x")}
+    del other["x"]
+    expected = _run(_build(recipe, 6, _bounded, other), x)
+    path = tmp_path_factory.getbasetemp() / "random.rlxp"
+    with override(RLX_CHECK=True), _compiled(_build(recipe, 6, _bounded, inputs)) as run:
+        first = run.run(x)
+        twin = run.clone()
+        for name in other:
+            run.set_param(name, other[name])
+            assert run.get_param(name).tobytes() == other[name].tobytes()
+        _same_bits(run.run(x), expected)
+        _same_bits(run.clone().run(x), expected)
+        _same_bits(twin.run(x), first)
+        run.save(path)
+        with rlx.open(path) as opened:
+            _same_bits(opened.run(x), expected)
+            for name, value in inputs.items():
+                opened.set_param(name, value)
+            _same_bits(opened.run(x), first)
 
 
 def test_the_registry_feeds_these_graphs() -> None:

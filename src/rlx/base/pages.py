@@ -15,20 +15,26 @@ from rlx.base.numeric import Array
 __all__ = ["give_back", "release_free_memory"]
 
 
-def give_back(array: Array) -> None:
+def give_back(array: Array) -> bool:
     """Drop the resident pages of an array that is a view of a read-only mapped file; other arrays stay as they are.
 
     The data stays readable: the next access takes it from the system's cache of the file, or from the file.
+
+    Returns:
+        Whether it is such a view.
     """
     region = _mapping(array)
-    if region is None or not hasattr(mmap, "MADV_DONTNEED"):
-        return
+    if region is None:
+        return False
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return True
     first = int(np.frombuffer(region, np.uint8).__array_interface__["data"][0])
     start = int(array.__array_interface__["data"][0]) - first
     begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
     if begin < end:
         region.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+    return True
 
 
 def release_free_memory() -> None:

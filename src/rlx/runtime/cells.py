@@ -96,13 +96,12 @@ class Cell:
     def drop(self, derived: Derived, read_back: Callable[[], Array]) -> None:
         """Forget data that takes memory, since it can be read back from a derived weight.
 
-        Pages of mapped files are given back to the system, which has them in its cache.
+        Data in mapped files stays where it is; its pages are given back to the system, which has them in its cache.
         """
-        if self._via is None and not self.owned:
-            give_back(self.array())
+        if self._via is None and give_back(self.array()):
             return
         self._leave()
-        self._array = None
+        self._array = self._load = None
         self._via = (derived, read_back)
         with _GUARD.lock:
             derived.read_by += 1

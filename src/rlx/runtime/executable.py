@@ -28,7 +28,7 @@ from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
 from rlx.base.errors import OutOfMemoryError, UsageError
 from rlx.base.numeric import Array
-from rlx.base.pages import release_free_memory
+from rlx.base.pages import give_back, release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
@@ -400,7 +400,8 @@ class Executable(Weighted, Observable):
             The digest of the package, hexadecimal: `rlx.open(path, digest=...)` accepts no other file.
 
         Raises:
-            UsageError: nothing is compiled yet, a param has no value, or operators run on the host.
+            UsageError: nothing is compiled yet, a param has no value, or a program has parts that only this process can
+                hold (operators of your own without a version).
             OSError: the file cannot be written.
         """
         from rlx.runtime.package import Contents, write_package
@@ -862,6 +863,10 @@ class Executable(Weighted, Observable):
                     source.files(),
                     made.report,
                 )
+            for (
+                view
+            ) in source.files().values():  # what was read there is packed, or will be read again
+                give_back(np.frombuffer(view, np.uint8))
         return Program(made.compiled, signature, bound, made.report, made.seconds, made.graph)
 
     def _set_outputs(self, signature: Signature) -> None:

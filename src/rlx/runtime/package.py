@@ -207,7 +207,8 @@ def _program_to_data(
     saved = backend.save(compiled)
     if saved is None:
         raise UsageError(
-            f"{name} cannot be saved: it has operators that run on the host (see `rlx inspect`)"
+            f"{name} cannot be saved: it has parts that only this process can hold, such as operators of your own "
+            "without a version"
         )
     derived = {
         n: [*described(d.array), sections.add(d.array, quick=True)]
@@ -355,7 +356,7 @@ class Package:
             raise
         except (*BROKEN, RecursionError) as error:
             kind = type(error).__name__
-            raise ParseError(f"{self._name} is malformed: {kind}: {error!s:.200}") from error
+            raise ParseError(f"{self._name} does not read: {kind}: {error!s:.200}") from error
 
     def _restore(self, env: Mapping[str, int]) -> Restored | None:
         for number, data in enumerate(self.head["programs"]):

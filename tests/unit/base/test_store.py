@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 import threading
 from pathlib import Path
 
@@ -176,7 +177,7 @@ def test_a_disk_that_refuses_writes_costs_only_the_cache(
         raise OSError(30, "Read-only file system")
 
     store.put("object", _KEY, b"x")
-    monkeypatch.setattr(module.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
     monkeypatch.setattr(module.os, "utime", refuse)
     assert not store.put("object", "cd" * 32, b"y")
     assert "Read-only" in caplog.text

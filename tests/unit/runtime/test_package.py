@@ -418,6 +418,32 @@ def test_a_package_is_a_regular_file(tmp_path: Path) -> None:
         rlx.open(tmp_path / "pipe")
 
 
+def test_operators_of_ones_own_are_found_again_by_name_and_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def same(x: rlx.TensorType) -> rlx.TensorType:
+        return x
+
+    def double(x: Array) -> Array:
+        return x * 2
+
+    made = {v: rlx.op(f"packaged.double{v}", infer=same, version=v)(double) for v in ("", "1")}
+    for version, own in made.items():
+        with rlx.Graph("own") as g:
+            g.output("y", own(g.input("x", ["N"])))
+        with rlx.compile(g) as run:
+            assert run(np.ones(2, np.float32))[0] == 2
+            if version:
+                run.save(tmp_path / "m.rlxp")
+            else:
+                with pytest.raises(rlx.UsageError, match="without a version"):
+                    run.save(tmp_path / "m.rlxp")
+    assert rlx.open(tmp_path / "m.rlxp")(np.ones(2, np.float32))[0] == 2
+    monkeypatch.setattr("rlx.ops.custom.custom_version", str)  # another version
+    with pytest.raises(rlx.ParseError, match=r"packaged\.double1 is not registered with version"):
+        rlx.open(tmp_path / "m.rlxp")(np.ones(2, np.float32))
+
+
 def test_failures_of_a_run_name_their_node(tmp_path: Path) -> None:
     with rlx.Graph("ints") as g:
         g.output("y", div(g.input("a", ["N"], "i64"), g.input("b", ["N"], "i64")))

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from rlx.base.pages import give_back
+from rlx.frontends.checked import map_file
+
+
+def _resident_file_bytes() -> int:
+    """Return resident bytes of mapped files."""
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(x.split()[1]) for x in text.splitlines() if x.startswith("RssFile")) * 1024
+
+
+def test_pages_of_a_mapped_file_are_given_back_and_stay_readable(tmp_path: Path) -> None:
+    data = np.arange(4 << 20, dtype=np.float32)  # 16 MiB
+    data.tofile(tmp_path / "w.bin")
+    view = map_file(tmp_path / "w.bin")
+    array = np.frombuffer(view[4:-4], np.float32).reshape(2, -1)
+    total = float(array.sum(dtype=np.float64))
+    before = _resident_file_bytes()
+    assert give_back(array)
+    assert before - _resident_file_bytes() > 15 << 20
+    assert float(array.sum(dtype=np.float64)) == total
+    assert give_back(array[:0])
+
+
+def test_memory_that_is_no_mapped_file_is_left_alone() -> None:
+    owned = np.ones(1 << 20)
+    anonymous = np.frombuffer(memoryview(mmap.mmap(-1, 1 << 20)), np.uint8)
+    anonymous[:] = 7
+    constant = np.frombuffer(bytes(range(256)) * 64, np.uint8)
+    for array in (owned, owned[5:], anonymous, constant):
+        copy = array.copy()
+        assert not give_back(array)
+        np.testing.assert_array_equal(array, copy)
