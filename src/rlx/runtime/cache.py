@@ -14,11 +14,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from logging import getLogger
 from pathlib import Path
@@ -33,14 +32,13 @@ from rlx.base import config
 from rlx.base.dtypes import DType
 from rlx.base.errors import ModelError
 from rlx.base.numeric import Array
-from rlx.base.store import Store, default_store
+from rlx.base.store import ALIGNMENT, Store, default_store
 from rlx.base.target import Target
 from rlx.runtime.entry import (
     BROKEN,
     Restored,
     Signature,
     array_from_bytes,
-    arrays_in_order,
     described,
     parts,
     plan_from_data,
@@ -160,19 +158,25 @@ def open_cache(
         _FORMAT,
         __version__,
         code_stamp(),
-        identity,
         backend.name,
         backend.fingerprint(target),
         options.host_ops,
         repr(options.precision),
         sorted(options.skip),
     ]
+    model: list[Any] = [identity]
     if home is not None and config.CACHE.get() != "content":
         # Links to one model from several folders may have other files beside them.
-        parts.append(os.path.realpath(home.folder))
-    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        model.append(os.path.realpath(home.folder))
+    key, source = _hash([*parts, model]), _hash(model)
     prepare = partial(backend.passes, target)  # also imports the backend's operators
-    return ProgramCache(store, key, home, data, backend, target, options, prepare, weights=weights)
+    return ProgramCache(
+        store, key, source, home, data, backend, target, options, prepare, weights=weights
+    )
+
+
+def _hash(data: object) -> str:
+    return hashlib.sha256(json.dumps(data).encode()).hexdigest()
 
 
 class ProgramCache:
@@ -182,6 +186,7 @@ class ProgramCache:
         self,
         store: Store,
         key: str,
+        source: str,
         home: Home | None,
         data: memoryview,
         backend: SavingBackend,
@@ -193,6 +198,7 @@ class ProgramCache:
     ) -> None:
         self._store = store
         self._key = self._model_key = key
+        self._source = source
         self._home = home
         self._data = data
         self._backend = backend
@@ -273,15 +279,17 @@ class ProgramCache:
         regions = _Regions(files, self._home)
         own = params.values(bound.plan.own)
         placed = {n: None if a is None else regions.place(a) for n, a in params.at_hand().items()}
-        stored: dict[str, Array] = {}
+        stored: dict[str, tuple[str, Array]] = {}
         if self._keeps_weights:
-            stored = {n: a for n, a in own.items() if placed[n] is None}
-            stored |= {n: d.array for n, d in bound.derived.items()}
+            stored = {n: (f"own {n}", a) for n, a in own.items() if placed[n] is None}
+            stored |= {n: (bound.plan.recipes[n].key, d.array) for n, d in bound.derived.items()}
         try:
             used = regions.used()
         except (OSError, ModelError):
             return False
-        key = secrets.token_hex(32) if stored else ""
+        weights = self._keep(stored, used)
+        if weights is None:
+            return False
         head = {
             **signature_to_data(signature),
             "interface": dict(interface),
@@ -291,8 +299,7 @@ class ProgramCache:
                 for n, d in params.known().items()
             },
             "plan": plan_to_data(bound.plan),
-            "weights_key": key,
-            "weights": {n: described(a) for n, a in stored.items()},
+            "weights": weights,
             "report": list(report),
             "compiled": saved.data,
             "blobs": [
@@ -300,14 +307,75 @@ class ProgramCache:
                 for b in saved.blobs
             ],
         }
-        if key and not self._store.put("weights", key, list(stored.values()), quick=True):
-            return False
         text = json.dumps(head, separators=(",", ":")).encode()
         prefix = len(text).to_bytes(_HEAD, "little") + text
         self._found.clear()
         if self._key != self._model_key:  # whoever opens the model does not know of the change yet
             self._store.put("interface", self._model_key, json.dumps(head["interface"]).encode())
         return self._store.put("program", self._variant_key(index), [prefix, *saved.blobs])
+
+    def identified(
+        self, params: Mapping[str, Default], files: Mapping[str | None, memoryview]
+    ) -> dict[str, Default]:
+        """Return params of the model with what identifies their data in this process."""
+        try:
+            used = _Regions(files, self._home).used()
+        except (OSError, ModelError):
+            return dict(params)
+        return {n: replace(p, identity=self._identity(n, used)) for n, p in params.items()}
+
+    def _identity(self, name: str, used: Sequence[Any]) -> Hashable:
+        return (self._source, json.dumps(used), name) if self._keeps_weights else None
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def _keep(
+        self, stored: Mapping[str, tuple[str, Array]], used: Sequence[Any]
+    ) -> dict[str, list[Any]] | None:
+        """Write weights that no variant has written before; return where all of them lie, None if that failed.
+
+        Args:
+            stored: by name: how each follows from the model (equal texts mean equal arrays), and its value.
+            used: the files beside the model, as in a program entry.
+        """
+        known = self._known_weights(used)
+        fresh = {o: a for o, a in stored.values() if o not in known}
+        key = _hash([__version__, code_stamp(), self._source, used, list(fresh)])
+        if (
+            fresh
+            and self._store.get("weights", key) is None
+            and not self._store.put("weights", key, list(fresh.values()), quick=True)
+        ):
+            return None
+        offset = 0
+        for origin, array in fresh.items():
+            known[origin] = [*described(array), key, offset]
+            offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+        return {name: [origin, *known[origin]] for name, (origin, _) in stored.items()}
+
+    def _known_weights(self, used: Sequence[Any]) -> dict[str, list[Any]]:
+        """Return where the weights of other variants of the same model lie, by how they follow from it."""
+        known: dict[str, list[Any]] = {}
+        there: dict[str, bool] = {}
+        for entry in map(self._entry, range(MAX_VARIANTS)):
+            if entry is None:
+                break
+            if entry.head["files"] != used:
+                continue
+            try:
+                places: dict[str, list[Any]] = {
+                    str(o): [str(t), list(s), str(k), int(at)]
+                    for o, t, s, k, at in entry.head["weights"].values()
+                }
+            except BROKEN:  # a program of another form; `restore` drops it when it comes to it
+                continue
+            for origin, place in places.items():
+                key = place[2]
+                if key not in there:
+                    there[key] = self._store.get("weights", key) is not None
+                if there[key]:
+                    known[origin] = place
+        return known
 
     # -- entries -----------------------------------------------------------------------------------------------------
 
@@ -364,19 +432,24 @@ class ProgramCache:
             elif number >= 0:
                 array = array_from_bytes(entry.files[int(number)], dtype, shape, offset)
                 load = partial(_same, array)
-            params[name] = Default(DType.of(dtype), tuple(shape), load)
+            identity = self._identity(name, head["files"])
+            params[name] = Default(DType.of(dtype), tuple(shape), load, identity)
         derived = {n: weights[n] for n in plan.recipes} if self._keeps_weights else {}
         saved = SavedGraph(head["compiled"], entry.blobs)
         compiled = self._backend.restore(saved, self._target, self._options)
         return Restored(compiled, signature, head["report"], plan, params, derived)
 
     def _weights(self, head: Mapping[str, Any]) -> dict[str, Array]:
-        if not head["weights_key"]:
-            return {}
-        payload = self._store.get("weights", head["weights_key"])
-        if payload is None:
-            raise ValueError("its weights are gone")
-        return arrays_in_order(payload, head["weights"])
+        payloads: dict[str, memoryview] = {}
+        weights: dict[str, Array] = {}
+        for name, (_, dtype, shape, key, offset) in head["weights"].items():
+            if key not in payloads:
+                payload = self._store.get("weights", key)
+                if payload is None:
+                    raise ValueError("its weights are gone")
+                payloads[key] = payload
+            weights[name] = array_from_bytes(payloads[key], dtype, shape, offset)
+        return weights
 
 
 def _same(array: Array) -> Array:

@@ -4,14 +4,15 @@
 A cell never changes while more than one executable holds it; setting a param puts another cell in its place. So
 executables share weights by holding the same cells, and a change in one is never seen by another: copy on write, param
 by param. What programs derive from params (packed, folded, dequantised) is known by its recipe and the serial numbers
-of the cells it was computed from: equal ones are one array in the whole process.
+of the cells it was computed from: equal ones are one array in the whole process. Cells that several executables made of
+the same place in the same file have the same number, so what is packed of it is one array, too.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -39,11 +40,29 @@ class _Guard:
 _GUARD = _Guard()
 
 
+@dataclass(eq=False)
+class _Number:
+    """A serial number, which cells of one identity hold together."""
+
+    value: int
+
+
+_NUMBERS: WeakValueDictionary[Hashable, _Number] = WeakValueDictionary()
+
+
+def _number_of(identity: Hashable) -> _Number:
+    number = _Number(next(_SERIALS))
+    if identity is None:
+        return number
+    with _GUARD.lock:
+        return _NUMBERS.setdefault(identity, number)
+
+
 class Cell:
     """One value of a param.
 
     Attributes:
-        serial: no other cell of the process has it.
+        serial: no other cell of the process has it, but for those with the same identity.
         owners: executables that hold it.
     """
 
@@ -53,8 +72,10 @@ class Cell:
         *,
         load: Callable[[], Array] | None = None,
         owned: bool = False,
+        identity: Hashable = None,
     ) -> None:
-        self.serial = next(_SERIALS)
+        self._number = _number_of(identity)
+        self.serial = self._number.value
         self.owners = 1
         self.owned = owned
         self._array = array

@@ -33,7 +33,6 @@ __all__ = [
     "Restored",
     "Signature",
     "array_from_bytes",
-    "arrays_in_order",
     "described",
     "parts",
     "plan_from_data",
@@ -116,16 +115,6 @@ def array_from_bytes(data: memoryview, dtype: str, shape: Sequence[int], offset:
     if count == 0:
         return np.empty(extents, kind)
     return np.frombuffer(data, kind, count, offset).reshape(extents)
-
-
-def arrays_in_order(data: memoryview, weights: Mapping[str, Sequence[Any]]) -> dict[str, Array]:
-    """Return arrays that lie one after the other in some bytes, each at a multiple of `ALIGNMENT`."""
-    out: dict[str, Array] = {}
-    offset = 0
-    for name, (dtype, shape) in weights.items():
-        array = out[name] = array_from_bytes(data, dtype, shape, offset)
-        offset += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-    return out
 
 
 def parts(payload: memoryview, start: int, sizes: Sequence[int]) -> Iterator[memoryview]:

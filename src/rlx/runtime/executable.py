@@ -840,7 +840,10 @@ class Executable(Weighted, Observable):
                 f"{source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
             )
         graph.facts.uppers = dict(uppers)
-        self._weights.declare(defaults_of(graph))
+        params = defaults_of(graph)
+        self._weights.declare(
+            params if source.cache is None else source.cache.identified(params, source.files())
+        )
         for param in graph.params.values():
             param.data = None
         made = compile_graph(graph, self._backend, self._target, self._options)

@@ -88,7 +88,7 @@ class Params:
         for name, param in params.items():
             if name not in self._known:
                 self._known[name] = replace(param, load=None)  # the cell has it
-                self._cells[name] = Cell(load=param.load)
+                self._cells[name] = Cell(load=param.load, identity=param.identity)
                 self._versions[name] = 0
                 self._initial[name] = self._cells[name].serial
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,13 @@ class Default:
         dtype: of its elements.
         shape: static.
         load: returns its data (an array that is writable may be changed by whoever gave it); None: it has none.
+        identity: equal only for equal data that never changes, such as a place in a file; None: unknown.
     """
 
     dtype: DType
     shape: tuple[int, ...]
     load: Callable[[], Array] | None
+    identity: Hashable = None
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,103 @@ def test_a_program_of_the_cache_can_be_joined_by_a_new_one(tmp_path: Path) -> No
         np.testing.assert_array_equal(loaded.run({"x": three, "z": three})["y"], three * 2)
 
 
+def _affine(path: Path, **kwargs: Any) -> Path:
+    """y = x @ w + z, whose z may be one row or many: variants that pack the same weight."""
+    w = (np.arange(64 * 128, dtype=np.float32) % 7 - 3).reshape(64, 128)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "z"], ["y"]),
+    ]
+    ports = [_input("x", ["N", 64]), _input("z", ["M", 128])]
+    init = [numpy_helper.from_array(w, "w")]
+    graph = helper.make_graph(nodes, "affine", ports, [_input("y", [None, 128])], init)
+    return _write(path, graph, **kwargs)
+
+
+def _z(rows: int) -> Array:
+    return np.full((rows, 128), rows, np.float32)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_variants_and_options_keep_one_copy_of_equal_weights(
+    tmp_path: Path, external: bool
+) -> None:
+    path = _affine(tmp_path / "m.onnx", **(_EXTERNAL if external else {}))
+    if external:
+        _settle(tmp_path / "w.bin")
+    for expected in (False, True):
+        with rlx.load(path, threads=1) as loaded:
+            for rows in (3, 1):
+                found = loaded.run({"x": _x(), "z": _z(rows)})["y"]
+                assert _from_cache(loaded) is expected
+                one = _run_plain(path, rows)
+                np.testing.assert_array_equal(found, one)
+            assert loaded.variants == 2
+        assert (_count("program"), _count("weights")) == (2, 1)
+    with rlx.load(path, threads=1, host_ops="error") as loaded:
+        loaded.run({"x": _x(), "z": _z(3)})
+        assert not _from_cache(loaded)
+    assert (_count("program"), _count("weights")) == (3, 1)
+    _store().remove("weights", next(e.key for e in _store().entries() if e.kind == "weights"))
+    with rlx.load(path, threads=1) as loaded:  # gone: compiled and kept again, for both
+        for rows in (3, 1):
+            loaded.run({"x": _x(), "z": _z(rows)})
+    assert _count("weights") == 1
+
+
+def _run_plain(path: Path, rows: int) -> Array:
+    with override(RLX_CACHE="off"), rlx.load(path, threads=1) as loaded:
+        return loaded.run({"x": _x(), "z": _z(rows)})["y"]
+
+
+def _packed(loaded: rlx.Executable) -> Array:
+    (derived,) = loaded.program.weights.derived.values()
+    return derived.array
+
+
+@pytest.mark.parametrize("external", [False, True])
+@pytest.mark.parametrize("warm", [False, True])
+def test_executables_of_one_file_hold_one_copy_of_what_they_packed(
+    tmp_path: Path, external: bool, warm: bool
+) -> None:
+    path = _affine(tmp_path / "m.onnx", **(_EXTERNAL if external else {}))
+    if external:
+        _settle(tmp_path / "w.bin")
+    given = {"x": _x(), "z": _z(3)}
+    if warm:
+        with rlx.load(path, threads=1) as loaded:
+            loaded.run(given)
+    first, second = rlx.load(path, threads=1), rlx.load(path, threads=1)
+    expected = first.run(given)["y"]
+    np.testing.assert_array_equal(second.run(given)["y"], expected)
+    assert _packed(first) is _packed(second)
+    second.set_param("w", np.zeros((64, 128)))
+    np.testing.assert_array_equal(second.run(given)["y"], _z(3))
+    np.testing.assert_array_equal(first.run(given)["y"], expected)
+    assert _packed(first) is not _packed(second)
+    first.close()
+    np.testing.assert_array_equal(second.run(given)["y"], _z(3))
+    third = rlx.load(path, threads=1)
+    np.testing.assert_array_equal(third.run(given)["y"], expected)
+
+
+def test_executables_of_a_file_that_changed_do_not_share(tmp_path: Path) -> None:
+    path = _affine(tmp_path / "m.onnx", **_EXTERNAL)
+    side = tmp_path / "w.bin"
+    _settle(side)
+    given = {"x": _x(), "z": _z(3)}
+    first = rlx.load(path, threads=1)
+    expected = first.run(given)["y"]
+    values = np.frombuffer(side.read_bytes(), np.float32) * np.float32(2)
+    side.unlink()  # the first has mapped the old one
+    side.write_bytes(values.tobytes())
+    _settle(side)
+    second = rlx.load(path, threads=1)
+    np.testing.assert_allclose(second.run(given)["y"] - _z(3), (expected - _z(3)) * 2, rtol=1e-5)
+    assert _packed(first) is not _packed(second)
+    np.testing.assert_array_equal(first.run(given)["y"], expected)
+
+
 def test_bounds_by_the_files_own_names_work_from_the_cache(tmp_path: Path) -> None:
     path = _dense(tmp_path / "m.onnx")
     for cached in (False, True):
