@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
@@ -32,6 +32,7 @@ __all__ = [
     "CompiledGraph",
     "MappedGraph",
     "MemoryReport",
+    "Run",
     "SavedGraph",
     "SavingBackend",
     "ScheduledGraph",
@@ -114,6 +115,10 @@ class MemoryReport:
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain data."""
         return asdict(self)
+
+
+Run: TypeAlias = Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
+"""(inputs, outputs, extents) -> nothing: `CompiledGraph.run`, or what does more around it."""
 
 
 class CompiledGraph(Protocol):

@@ -31,6 +31,8 @@ def place_in_states(
         Index of the state -> its aliases, the last of which holds the next value when the program ends. States that
         are not there have to be copied.
     """
+    if not program.states:
+        return {}
     touches = _Touches.of(program)
     after = {program.root(s) for s in late}
     kept = after | {program.root(s) for s in following}
@@ -98,8 +100,16 @@ def refuse_copy(
         for thunk in program.thunks[start:]
         if thunk.node not in (None, info) and any(program.root(s) == root for s in thunk.reads())
     ]
+    again = any(
+        program.root(s) == root
+        for t in program.thunks[start + 1 :]
+        if t.node == info
+        for s in t.reads()
+    )
     if readers:
         why = f"{readers[0]} reads the old rows after it"
+    elif again:
+        why = "the rows that it writes are rows of that state"
     elif root in {program.root(s) for s in late}:
         why = "an output or another state takes the old rows"
     else:

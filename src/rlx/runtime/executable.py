@@ -23,6 +23,7 @@ from rlx.backends.protocol import (
     CompiledGraph,
     CompileOptions,
     MemoryReport,
+    Run,
 )
 from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
@@ -33,7 +34,7 @@ from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
 from rlx.runtime.entry import Restored, Signature
-from rlx.runtime.finite import Run, checked_run
+from rlx.runtime.finite import checked_run
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable

@@ -7,24 +7,20 @@ merely passes them on (a mask of -inf, a NaN in the caller's data) is not report
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import TypeAlias
 
 import numpy as np
 
-from rlx.backends.protocol import CompiledGraph, WatchableGraph, watchable
+from rlx.backends.protocol import CompiledGraph, Run, WatchableGraph, watchable
 from rlx.base import config
 from rlx.base.dims import evaluate
 from rlx.base.errors import ExecutionError, UsageError
 from rlx.base.numeric import Array
 from rlx.kernel.program import NodeInfo, Program, SlotKind, ThunkKind, ValueInfo
 
-__all__ = ["FiniteCheck", "Run", "checked_run"]
-
-Run: TypeAlias = Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
-"""(inputs, outputs, extents) -> nothing: runs a compiled graph."""
+__all__ = ["FiniteCheck", "checked_run"]
 
 _MODES: Mapping[str, bool | None] = {
     "": None,

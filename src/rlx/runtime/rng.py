@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from rlx.backends.protocol import Run
 from rlx.base.numeric import Array
 from rlx.base.rng import RngPolicy
 
 __all__ = ["RunKeys"]
 
-_Run: TypeAlias = Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
 _MASK = 0xFFFFFFFF
 
 
@@ -33,7 +32,7 @@ class RunKeys:
         self.policy = RngPolicy(seed, (run + 1) % (1 << 64))
         return np.array([seed & _MASK, seed >> 32, run & _MASK, run >> 32], np.uint32)
 
-    def feeding(self, run: _Run, position: int) -> _Run:
+    def feeding(self, run: Run, position: int) -> Run:
         """Return `run` with the key of every run inserted among its inputs.
 
         Args:

@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlx.backends.protocol import (
     Backend,
     CompiledGraph,
+    Run,
     StatefulBackend,
     StatefulGraph,
     StateMemory,
 )
+from rlx.base.allocation import out_of_memory
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, evaluate, lone_symbol, symbols_of
 from rlx.base.dtypes import DType
@@ -34,10 +36,6 @@ if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
 __all__ = ["DeclaredState", "Snapshot", "StateHandle", "States", "states_of"]
-
-
-Run: TypeAlias = Callable[[Sequence[Array], Sequence[Array], Mapping[str, int]], None]
-"""`CompiledGraph.run`."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +196,10 @@ class States(Mapping[str, StateHandle]):
             hint = did_you_mean(name, self._handles)
             raise UsageError(f"{self._model} has no state {name!r}; it has {known}.{hint}")
         return self._handles[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the handle of a state, or the default if there is none of this name."""
+        return self._handles.get(name, default)
 
     def __contains__(self, name: object) -> bool:
         return name in self._handles
@@ -382,7 +384,10 @@ class States(Mapping[str, StateHandle]):
     def _allocate(self, name: str, shape: tuple[int, ...]) -> StateMemory:
         assert isinstance(self._backend, StatefulBackend)
         nbytes = _nbytes(self._declared[name].dtype, shape)
-        memory = self._backend.state_memory(nbytes, self._target)
+        try:
+            memory = self._backend.state_memory(nbytes, self._target)
+        except (MemoryError, ValueError, OSError) as error:  # as NumPy and mmap say it
+            raise out_of_memory(f"state {name!r} of {self._model}", nbytes) from error
         self.held[name] = _Held(memory, shape)
         self._ready = (None, None)
         return memory

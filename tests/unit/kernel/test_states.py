@@ -244,6 +244,13 @@ def test_a_write_in_a_branch_is_refused(scheduled: Scheduled) -> None:
       return %a as "y\"""",
             "its result is not the next value",
         ),
+        (
+            """%q = slice(%kv) {starts=(1, 0), sizes=(1, 4), steps=(1, 1)} : f32[1,4]
+      %a = write_rows(%kv, %q, %p) : f32[N,4]
+      next "kv" = %a
+      return""",
+            "the rows that it writes are rows of that state",
+        ),
     ],
 )
 def test_a_write_that_would_copy_a_state_is_refused(

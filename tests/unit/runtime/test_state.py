@@ -150,6 +150,19 @@ def test_positions_beyond_four_gibibytes_are_positions() -> None:
         assert run.memory().arena < 1 << 20
 
 
+def test_a_state_that_finds_no_room_says_which(device: str) -> None:
+    run = rlx.compile(_huge(), device)
+    with pytest.raises(rlx.OutOfMemoryError, match=r"state 's' of huge: .* could not be allocated"):
+        run.run({})
+
+
+def _huge() -> rlx.Graph:
+    with rlx.Graph("huge") as g:
+        s = g.state("s", [1 << 30, 1 << 27], "i8")
+        g.set_next(s, s)
+    return g
+
+
 def test_negative_zero_and_other_initial_values_are_not_zero(device: str) -> None:
     for init in (-0.0, 1e-45, np.nan):
         run = rlx.compile(_sum((2,), init=np.float32(init)), device)
@@ -230,6 +243,8 @@ def test_names_of_states_are_checked(device: str) -> None:
     assert "t" not in run.state
     with pytest.raises(rlx.UsageError, match=r"no state 'ss'; it has s.*'s'"):
         _ = run.state["ss"]
+    assert run.state.get("s") is run.state["s"]
+    assert run.state.get("t") is None
     assert dict(rlx.compile(_plain(), device).state) == {}
 
 
