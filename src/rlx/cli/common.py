@@ -35,11 +35,12 @@ PACKAGE = ".rlxp"
 """What the names of packages end in."""
 
 
-def open_model(path: Path, device: str, threads: int | None) -> Executable:
-    """Return a model from an ONNX file, or from a package if the name says so."""
-    if path.suffix == PACKAGE:
-        return rlx.open(path, device, threads=threads)
-    return rlx.load(path, device=device, threads=threads)
+def open_model(
+    path: Path, device: str, threads: int | None = None, dims: Mapping[str, int] | None = None
+) -> Executable:
+    """Return a model from an ONNX file, or from a package if the name says so; arguments as for `rlx.load`."""
+    make = rlx.open if path.suffix == PACKAGE else rlx.load
+    return make(path, device, threads=threads, dims=dims)
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:

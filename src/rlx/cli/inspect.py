@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-import rlx
-from rlx.cli.common import check_dims, console, parse_dims, show_table
+from rlx.cli.common import check_dims, console, open_model, parse_dims, show_table
 from rlx.runtime.executable import Executable
 
 __all__ = ["inspect"]
 
 
 def inspect(
-    model: Annotated[Path, typer.Argument(help="An ONNX file.")],
+    model: Annotated[Path, typer.Argument(help="An ONNX file, or a package (.rlxp).")],
     device: Annotated[str, typer.Option(help="One of `rlx devices`.")] = "cpu",
     dim: Annotated[
         list[str] | None, typer.Option(help="Upper bound of an extent, NAME=NUMBER.")
@@ -33,11 +32,13 @@ def inspect(
 ) -> None:
     """Show what a model is and what rlx makes of it."""
     dims = parse_dims(dim or [])
-    with rlx.load(model, device=device, dims=dims) as loaded:
+    with open_model(model, device, dims=dims) as loaded:
         check_dims(loaded, dims)
         names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
     missing = sorted(names - set(dims))
-    with rlx.load(model, device=device, dims={**dims, **dict.fromkeys(missing, 1)}) as loaded:
+    with open_model(model, device, dims={**dims, **dict.fromkeys(missing, 1)}) as loaded:
+        if not loaded.variants:  # programs of a package are linked by the first run
+            loaded.warmup()
         if arena is not None:
             arena.write_text(loaded.memory().picture(model.name), encoding="utf-8")
         if as_json:

@@ -9,15 +9,14 @@ from typing import Annotated
 
 import typer
 
-import rlx
 from rlx.base.errors import UsageError
-from rlx.cli.common import console, make_inputs, parse_dims
+from rlx.cli.common import console, make_inputs, open_model, parse_dims
 
 __all__ = ["profile"]
 
 
 def profile(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
-    model: Annotated[Path, typer.Argument(help="An ONNX file.")],
+    model: Annotated[Path, typer.Argument(help="An ONNX file, or a package (.rlxp).")],
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")
     ] = None,
@@ -40,7 +39,7 @@ def profile(  # noqa: PLR0913, PLR0917  (every parameter is an option of the com
     """Time every kernel of a model: time, share, bytes, operations, threads."""
     if by not in ("node", "thunk", "op"):
         raise UsageError(f"--by is node, thunk or op, not {by!r}")
-    with rlx.load(model, device=device, threads=threads) as loaded:
+    with open_model(model, device, threads) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
         found = loaded.profile(arrays, runs=runs)
     if trace is not None:

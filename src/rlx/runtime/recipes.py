@@ -8,7 +8,7 @@ result.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -28,9 +28,10 @@ _RESULT = "result"
 
 def make_recipes(graph: Graph) -> dict[str, Recipe]:
     """Return the recipe of every output of a param program."""
+    parts = _Parts(graph)
     found: dict[str, Recipe] = {}
     for name in graph.output_names:
-        piece = part(graph, [name])
+        piece = parts.take([name])
         piece.output_names = [_RESULT]
         kept = tuple(sorted(recoverable(piece)))
         found[name] = Recipe(content_hash(piece), tuple(sorted(piece.params)), kept)
@@ -39,29 +40,41 @@ def make_recipes(graph: Graph) -> dict[str, Recipe]:
 
 def part(graph: Graph, names: Iterable[str]) -> Graph:
     """Return a new graph that computes only some outputs, from only the params they need; without data."""
-    outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    piece = Graph(graph.name)
-    builder = Builder(piece.block, piece.facts)
-    own = {p.value: n for n, p in graph.params.items()}
-    moved: dict[Value, Value] = {}
-    wanted = list(names)
-    stack = [outputs[n] for n in reversed(wanted)]
-    while stack:
-        value = stack[-1]
-        if value in moved:
-            stack.pop()
-        elif value.producer is None:
-            moved[value] = piece.add_param(own[value], None, value.type)
-        elif missing := [o for o in value.producer.operands if o is not None and o not in moved]:
-            stack.extend(reversed(missing))
-        else:
-            node = value.producer
-            operands = [None if o is None else moved[o] for o in node.operands]
-            with builder.at(node.location):
-                copy = builder.emit_typed(node.op, operands, [r.type for r in node.results])
-            moved.update(zip(node.results, copy.results, strict=True))
-    piece.set_outputs({n: moved[outputs[n]] for n in wanted})
-    return piece
+    return _Parts(graph).take(list(names))
+
+
+class _Parts:
+    """Takes parts out of one param program."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._name = graph.name
+        self._outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
+        self._own = {p.value: n for n, p in graph.params.items()}
+
+    def take(self, names: Sequence[str]) -> Graph:
+        """Return what computes these outputs."""
+        piece = Graph(self._name)
+        builder = Builder(piece.block, piece.facts)
+        moved: dict[Value, Value] = {}
+        stack = [self._outputs[n] for n in reversed(names)]
+        while stack:
+            value = stack[-1]
+            if value in moved:
+                stack.pop()
+            elif value.producer is None:
+                moved[value] = piece.add_param(self._own[value], None, value.type)
+            elif missing := [
+                o for o in value.producer.operands if o is not None and o not in moved
+            ]:
+                stack.extend(reversed(missing))
+            else:
+                node = value.producer
+                operands = [None if o is None else moved[o] for o in node.operands]
+                with builder.at(node.location):
+                    copy = builder.emit_typed(node.op, operands, [r.type for r in node.results])
+                moved.update(zip(node.results, copy.results, strict=True))
+        piece.set_outputs({n: moved[self._outputs[n]] for n in names})
+        return piece
 
 
 def compute(graph: Graph, names: Iterable[str], params: Mapping[str, Array]) -> dict[str, Array]:

@@ -413,3 +413,5 @@ def test_a_package_runs_like_its_model(run: Callable[..., str], model: Path) -> 
     with np.load(outputs[0]) as first, np.load(outputs[1]) as second:
         np.testing.assert_array_equal(first["y"], second["y"])
     assert isinstance(_invoke("package", model, "-o", model).exception, rlx.UsageError)
+    for command in ("inspect", "profile"):
+        assert run(command, path, "--dim", "batch=4")

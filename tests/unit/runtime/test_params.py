@@ -313,6 +313,18 @@ def test_a_param_without_a_value_is_an_error_that_names_it(device: str) -> None:
     np.testing.assert_allclose(run(x), x @ _array(8, 70), rtol=1e-5, atol=1e-5)
 
 
+def test_a_value_at_the_address_of_an_old_one_is_a_value_of_its_own(device: str) -> None:
+    run = rlx.compile(_two_layers(), device)
+    for seed in range(20):  # every array is freed before the next one is made
+        w = _array(32, 80, seed=seed)
+        run.set_param("w", w)
+        del w
+        _check(run)
+        other = rlx.compile(_two_layers(_array(32, 80, seed=seed + 50)), device)
+        _check(other)
+        other.close()
+
+
 def test_a_param_takes_data_or_a_shape() -> None:
     with rlx.Graph("g") as g:
         wrong: list[dict[str, Any]] = [{}, {"data": np.zeros(3), "shape": [3]}, {"shape": [-1]}]

@@ -13,6 +13,7 @@ import rlx
 from rlx.base.numeric import Array
 from rlx.base.rng import RngPolicy
 from rlx.ops.matmul import matmul
+from rlx.ops.movement import transpose
 
 _DEVICES = ("reference", "cpu")
 
@@ -216,7 +217,13 @@ def test_nothing_is_taken_over_unless_everything_fits(device: str, method: str) 
         x = empty.input("x", ["N", 32])
         w, b = empty.param("w", _array(32, 80, seed=3)), empty.param("b", shape=[80])
         empty.output("y", matmul(x, w) + b)
+    with rlx.Graph("flat") as flat:  # as many elements, and so many bytes
+        x = flat.input("x", ["N", 32])
+        w = flat.param("w", _array(80, 32, seed=3))
+        b = flat.param("b", _array(80, seed=4))
+        flat.output("y", matmul(x, transpose(w)) + b)
     cases = [
+        (flat, r"is w: f32\[80,32\] in flat"),
         (_graph(width=81), r"'?w: f32\[32,80\]'? is w: f32\[32,81\]"),
         (_graph(dtype="f64"), r"is w: f64\[32,80\]"),
         (more, "'c' is only in more"),
