@@ -145,7 +145,7 @@ PASSES: dict[str, type[Any]] = {
 
 
 OPTIONAL = frozenset(PASSES) - {
-    cls.name for cls in (ApplyPrecision, Captures, Decompose, FormRegions)
+    cls.name for cls in (ApplyPrecision, Captures, Decompose, FormRegions, LateStateWrites)
 }
 """Passes that only make a program better: it computes the same without them."""
 

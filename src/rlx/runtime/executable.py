@@ -634,7 +634,7 @@ class Executable(Weighted, Observable):
                 lambda: self._execute(plain, arrays, outputs),
                 dict(zip(self._output_names, outputs, strict=True)),
                 env,
-                lambda: self._source.build(env, {}),
+                None if self._source.saved else lambda: self._source.build(env, {}),
             )
 
     def profile(  # noqa: D102
@@ -662,7 +662,7 @@ class Executable(Weighted, Observable):
             names: of values, or of nodes (their first results); the outputs are called so.
 
         Raises:
-            UsageError: the model has no such value.
+            UsageError: the model has no such value, or it was opened from a package.
         """
         from rlx.runtime.derive import exposing
 
@@ -683,9 +683,17 @@ class Executable(Weighted, Observable):
             backend: what compiles it.
             target: what for; goes with the backend.
             options: and how.
+
+        Raises:
+            UsageError: it was opened from a package.
         """
         from rlx.runtime.derive import derived
 
+        if self._source.saved is not None:
+            raise UsageError(
+                f"{self._source.name} comes from a package, which holds programs but not the model; load the model "
+                "itself to compile it in another way"
+            )
         source = replace(
             self._source, build=derived(self._source.build, outputs), cache=None, recipe=None
         )

@@ -31,6 +31,9 @@ _MODES: Mapping[str, bool | None] = {
     "nan": False,
 }
 
+_OUTSIDE = (SlotKind.INPUT, SlotKind.WEIGHT, SlotKind.STATE)
+"""What no thunk of this run need have written."""
+
 
 def checked_run(compiled: CompiledGraph, run: Run) -> Run:
     """Return how to run a compiled graph: as it is, or with the check that `RLX_NAN_CHECK` asks for.
@@ -143,7 +146,7 @@ class FiniteCheck:
         root = self._program.root(slot)
         if root not in self._clean:
             value = self._types.get(root)
-            outside = self._program.slots[root].kind in (SlotKind.INPUT, SlotKind.WEIGHT)
+            outside = self._program.slots[root].kind in _OUTSIDE
             self._clean[root] = value is None or not outside or self._is_clean(self._array(value))
         return self._clean[root]
 
@@ -164,10 +167,7 @@ class FiniteCheck:
         value = next((v for v in self._program.values if v.slot == slot), None)
         if value is None:
             return "a buffer of its own"
-        outside = self._program.slots[self._program.root(slot)].kind in (
-            SlotKind.INPUT,
-            SlotKind.WEIGHT,
-        )
+        outside = self._program.slots[self._program.root(slot)].kind in _OUTSIDE
         found = self._ranges.get(slot) or self._ranges.get(self._program.root(slot))
         if found is None and outside and self._program.root(slot) == slot:
             found = _range(self._array(value))

@@ -29,14 +29,14 @@ class Call:
         run: runs it.
         outputs: what it fills, by name.
         extents: the values of the symbols.
-        build: makes the graph that was compiled, before all passes.
+        build: makes the graph that was compiled, before all passes; None where only programs are at hand.
     """
 
     compiled: CompiledGraph
     run: Callable[[], None]
     outputs: dict[str, Array]
     extents: Mapping[str, int]
-    build: Callable[[], Graph]
+    build: Callable[[], Graph] | None
 
 
 class Observable(ABC):
@@ -62,7 +62,7 @@ class Observable(ABC):
         name: str | list[str] | tuple[str, ...],
         inputs: Mapping[str, Any] | Sequence[Any],
     ) -> Array | dict[str, Array]:
-        """Run once and return a copy of an intermediate value, or of several by name.
+        """Run once, as `run` does, and return a copy of an intermediate value, or of several by name.
 
         Args:
             name: of a value, or of the node that makes it (its first result). In a loop the last one counts.

@@ -46,12 +46,12 @@ class Stored:
         """The stored values by name."""
         return {v.name: v for v in reversed(self.program.values) if v.name}
 
-    def find(self, names: Iterable[str], build: Callable[[], Graph]) -> dict[str, ValueInfo]:
+    def find(self, names: Iterable[str], build: Callable[[], Graph] | None) -> dict[str, ValueInfo]:
         """Return the stored values of these names; the name of a node stands for its result.
 
         Args:
             names: what is asked for.
-            build: makes the graph before all passes, which knows the nodes.
+            build: makes the graph before all passes, which knows the nodes; None where there is none.
 
         Raises:
             UsageError: the graph has no such value, or the program does not store it.
@@ -61,6 +61,11 @@ class Stored:
         for name in names:
             value = self.names.get(name)
             if value is None:
+                if build is None:
+                    raise UsageError(
+                        f"{self.program.name} stores no value {name!r}.{_close(name, self.names)} It comes from a "
+                        "package; load the model itself to learn what became of other values"
+                    )
                 graph = graph or build()
                 value = self._of_node(name, graph)
             found[name] = value
@@ -70,8 +75,7 @@ class Stored:
         known = named_values(graph, nested=True)
         value = known.get(name)
         if value is None:
-            close = difflib.get_close_matches(name, [*known, *self.names], n=3, cutoff=0.5)
-            hint = f" Close names: {', '.join(map(repr, dict.fromkeys(close)))}" if close else ""
+            hint = _close(name, [*known, *self.names])
             raise UsageError(f"{graph.name} has no value or node {name!r}.{hint}")
         stored = self.names.get(value.name)
         if stored is not None:
@@ -111,6 +115,11 @@ class Stored:
             assert isinstance(stride, DimArg)
             slot, offset = root.slot, offset + evaluate(index.dim, env) * evaluate(stride.dim, env)
         return slot, offset
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Close names: {', '.join(map(repr, dict.fromkeys(close)))}." if close else ""
 
 
 def named_values(graph: Graph, *, nested: bool = False) -> dict[str, Value]:

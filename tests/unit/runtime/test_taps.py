@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -256,3 +257,17 @@ def test_exposed_values_use_the_weights_of_the_original() -> None:
     inputs = {"x": numbers(3, 8), "w": numbers(8, 8)}
     assert [s.name for s in run.expose("b").outputs] == ["y", "z", "e", "b"]
     np.testing.assert_array_equal(run.expose("b").run(inputs)["y"], run.run(inputs)["y"])
+
+
+def test_a_package_shows_what_its_programs_store(tmp_path: Path) -> None:
+    run = executable(_FUSED, dims={"N": 4})
+    inputs = {"x": numbers(3, 8), "w": numbers(8, 8)}
+    run.run(inputs)
+    run.save(tmp_path / "m.rlxp")
+    opened = rlx.open(tmp_path / "m.rlxp")
+    np.testing.assert_array_equal(opened.tap("d", inputs), run.tap("d", inputs))
+    assert [s.thunk for s in opened.profile(inputs, runs=1).spans[0]]
+    with pytest.raises(rlx.UsageError, match=r"no value 'tenn'. Close names: 'ten'. .*package"):
+        opened.tap("tenn", inputs)
+    with pytest.raises(rlx.UsageError, match=r"comes from a package.*load the model"):
+        opened.expose("b")
