@@ -24,7 +24,6 @@ from rlx.base.config import override
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
-from rlx.base.target import Claims
 from rlx.base.types import TensorType
 from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph, Value
@@ -216,8 +215,8 @@ def _compiled(graph: Graph, device: str = "cpu", threads: int = 1) -> Executable
 def _unfused() -> Generator[None]:
     """Compile with one kernel per operator."""
 
-    def pipeline(claims: Claims) -> Pipeline:
-        entries = default_pipeline(claims).entries
+    def pipeline(*arguments: Any) -> Pipeline:
+        entries = default_pipeline(*arguments).entries
         return Pipeline(
             tuple(e for e in entries if not isinstance(e.step, FuseRegions | FuseEpilogues))
         )

@@ -320,7 +320,7 @@ class _Walker:
             raise PassError(f"no schedule for operator {op.name!r} at node {node.location}")
         else:
             if isinstance(op, Custom):
-                ctx.program.custom[op.name] = op.operator.version
+                ctx.program.custom[op.name] = op.operator.stamp
             self.lowerer.lower(node, ctx)
 
     def _view(self, node: Node) -> None:

@@ -162,9 +162,9 @@ def _lookup(name: str) -> CustomOperator:
 
 
 def custom_version(name: str) -> str | None:
-    """Return the version of a registered operator, None if there is none of that name."""
+    """Return the stamp of a registered operator, None if there is none of that name."""
     found = lookup_op(name)
-    return found.operator.version if found is not None and issubclass(found, Custom) else None
+    return found.operator.stamp if found is not None and issubclass(found, Custom) else None
 
 
 @dataclass(eq=False)
@@ -216,7 +216,14 @@ class CustomOperator:
         made = dataclasses.make_dataclass(
             title, fields, bases=(Custom,), frozen=True, namespace=namespace
         )
+        made.__module__ = namespace["__module__"]  # Python 3.12 and later set it to this module
         self.op = cast("type[Custom]", made)
+
+    @property
+    def stamp(self) -> str:
+        """What compiled programs depend on: the version and which kernels there are; empty without a version."""
+        kernels = [f"{backend}={type(k).__name__}" for backend, k in sorted(self.kernels.items())]
+        return " ".join([self.version, *kernels]) if self.version else ""
 
     # -- registration ------------------------------------------------------------------------------------------------
 

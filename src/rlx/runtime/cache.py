@@ -117,7 +117,7 @@ def graph_cache(
     versions: dict[str, str] = {}
     for op in [node.op for node in graph.block.walk()]:
         if isinstance(op, Custom):
-            versions[op.name] = op.operator.version
+            versions[op.name] = op.operator.stamp
         elif not type(op).__module__.startswith(f"{rlx.__name__}."):
             versions[op.name] = ""
     if config.CACHE.get() == "off" or not all(versions.values()):

@@ -27,5 +27,5 @@ def test_memory_does_not_grow(arguments: tuple[str, str]) -> None:
 
 
 def test_a_leak_of_a_few_kilobytes_per_round_is_found() -> None:
-    done = _run("--cycles=0", "--shapes=1500", "--leak=4096")
+    done = _run("--cycles=0", "--shapes=1500", "--leak=16384")
     assert done.returncode == 1, done.stdout + done.stderr
