@@ -175,6 +175,11 @@ class Context:
             status = self._enter(self._argument, pc)  # signal handlers have run on the way here
         return DONE
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether a watch is on."""
+        return self._watch is not None
+
     @contextmanager
     def watched(self, watch: Watch) -> Generator[None]:
         """Watch the runs inside the block.

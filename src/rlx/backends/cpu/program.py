@@ -90,7 +90,7 @@ class CpuProgram:
         self._host = self._run_host
         self._hosts = any(t.kind is ThunkKind.HOST for t in program.thunks)
         self._held: tuple[Sequence[Array], ...] = ()
-        self._check = False
+        self._graves: dict[int, list[tuple[int, int]]] | None = None
         self._closed = False
         self._io = [*program.inputs, *program.outputs]
 
@@ -172,11 +172,7 @@ class CpuProgram:
     def plan(self, uppers: Mapping[str, int]) -> None:
         """Plan memory for these upper bounds, allocate it, and point all slots at it."""
         plan = plan_memory(self.program, uppers)
-        self._check = config.CHECK.get()
-        if self._check:
-            from rlx.memory.check import check_plan
-
-            check_plan(self.program, plan)
+        graves = self._checked(plan) if config.CHECK.get() else None
         # All that may fail comes first: a plan that does not fit leaves the one before in force.
         context = self._context
         try:
@@ -196,7 +192,16 @@ class CpuProgram:
         self._context = context
         self._plan = plan
         self._arena = arena
+        self._graves = graves
         self._alive = (arena,)
+
+    def _checked(self, plan: Plan) -> dict[int, list[tuple[int, int]]]:
+        """Check a plan; return which bytes of the arena nobody may need any more, by the pc after which."""
+        from rlx.memory.check import check_plan
+        from rlx.memory.deaths import deaths
+
+        check_plan(self.program, plan)
+        return {thunk + 1: places for thunk, places in deaths(self.program, plan).items()}
 
     def clone(self) -> CpuProgram:
         """Return a program of the same code with tables and memory of its own."""
@@ -215,6 +220,7 @@ class CpuProgram:
         self._plan, self._env = Plan(), None
         self._context = self._make_context(self._context.thunks, 0)
         self._arena = aligned_bytes(_ALIGNMENT)
+        self._graves = None
         self._alive = (self._arena,)
 
     def set_state(self, name: str, memory: StateMemory) -> None:
@@ -258,11 +264,12 @@ class CpuProgram:
                     context.dims[index] = env[name]
             self._env = env
             pc = 0
-        if self._check:
-            self._arena[:] = 0xFF  # NaN in every float dtype: a read before a write shows
-        outcome = (
-            self._run_holding(inputs, outputs, pc) if self._hosts else context.run(self._host, pc)
-        )
+        if self._graves is not None:
+            outcome = self._run_checked(inputs, outputs, pc)
+        elif self._hosts:
+            outcome = self._run_holding(inputs, outputs, pc)
+        else:
+            outcome = context.run(self._host, pc)
         if outcome is not DONE:
             self._env = None
             raise self._error(outcome)
@@ -275,6 +282,18 @@ class CpuProgram:
         finally:
             self._held = ()
 
+    def _run_checked(self, inputs: Sequence[Array], outputs: Sequence[Array], pc: int) -> Outcome:
+        """Run with all bits set, a NaN in every float dtype, in bytes that hold no value yet or a dead one."""
+        self._arena[:] = 0xFF
+        if self._context.is_watched:  # by somebody who buries the dead as well
+            return self._run_holding(inputs, outputs, pc)
+        with self._context.watched(Watch(self._bury, self._graves or ())):
+            return self._run_holding(inputs, outputs, pc)
+
+    def _bury(self, pc: int) -> None:
+        for offset, nbytes in (self._graves or {}).get(pc, ()):
+            self._arena[offset : offset + nbytes] = 0xFF
+
     @contextmanager
     def watched(
         self,
@@ -284,12 +303,14 @@ class CpuProgram:
         timed: bool = False,
     ) -> Generator[list[Span]]:
         """Watch the runs inside the block; see the protocol."""
+        wanted = {t + 1 for t in thunks}
 
         def ended(pc: int) -> None:
-            if after is not None:
+            if after is not None and pc in wanted:
                 after(pc - 1)
+            self._bury(pc)
 
-        watch, spans = Watch(ended, [t + 1 for t in thunks], timed=timed), list[Span]()
+        watch, spans = Watch(ended, wanted.union(self._graves or ()), timed=timed), list[Span]()
         with self._context.watched(watch):
             yield spans
         spans += [Span(pc - 1, began, end) for pc, began, end in watch.spans()]
