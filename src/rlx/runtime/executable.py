@@ -235,7 +235,7 @@ class Executable(Weighted, Observable):
             source.params.clear()
         self._discarded = Discarded()
         self._last: _Binding | None = None
-        self._running = self._closed = self._forked = False
+        self._running = self._closed = self._forked = self._viewed = False
         self._declare(source)
         watch_forks(self)
         if like is not None:
@@ -588,6 +588,10 @@ class Executable(Weighted, Observable):
 
     def _execute(self, binding: _Binding, arrays: list[Array], targets: list[Array]) -> None:
         """Run with the lock held, which lets the thread that holds it in again: that is what `_running` is for."""
+        if self._viewed:
+            from rlx.runtime.slots import refuse_views
+
+            refuse_views(binding.compiled, (*arrays, *targets))
         try:
             self._running, self._last = True, binding
             binding.run(arrays, targets, binding.env)
@@ -599,7 +603,8 @@ class Executable(Weighted, Observable):
 
         The arrays are views of the memory of the executable, as the last run left it (of the variant that ran last).
         They are good until the next run, `trim` or `close`: then their content is undefined, but the memory stays
-        alive as long as they do. Values that fusion has done away with have no slot.
+        alive as long as they do. No run takes them as inputs or buffers. Values that fusion has done away with have no
+        slot.
 
         Raises:
             UsageError: nothing is compiled yet, or the device has no memory that the host sees.
@@ -607,6 +612,7 @@ class Executable(Weighted, Observable):
         from rlx.runtime.slots import slot_records
 
         with self._exclusive():
+            self._viewed = True
             compiled, last = self.program.compiled, self._last
             variant = self._variants[0]
             if last is None or last.compiled is not compiled or not variant.is_planned:

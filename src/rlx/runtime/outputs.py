@@ -19,6 +19,8 @@ from rlx.runtime.inputs import TensorSpec
 
 __all__ = ["Bound", "Discarded", "Request"]
 
+_FEW = 32
+
 Bound: TypeAlias = Sequence[tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and dtype of every output under the extents of one call."""
 
@@ -44,7 +46,7 @@ class Discarded:
         self._bytes.clear()
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Request:
     """What a caller of `run` wants beside all outputs in new arrays.
 
@@ -85,7 +87,7 @@ class Request:
                 target = written[spec.name] = _buffer(spec, given, shape, dtype)
                 handed[spec.name] = given
             elif spec.name in handed:
-                target = handed[spec.name] = allocate(f"output {spec}", shape, dtype)
+                target = handed[spec.name] = allocate(f"output {spec.name}", shape, dtype)
             else:
                 target = discarded.array(position, shape, dtype)
             targets.append(target)
@@ -180,6 +182,13 @@ def _check_disjoint(written: Mapping[str, Array], inputs: Mapping[str, Array]) -
 
     Kernels write an output as soon as they can, while inputs and other outputs are still read.
     """
+    arrays = [*written.values()]
+    if len(arrays) * (len(arrays) + len(inputs)) <= _FEW:  # then looking at each pair is faster
+        others = [*inputs.values()]
+        if not any(
+            np.may_share_memory(a, b) for i, a in enumerate(arrays) for b in (*arrays[:i], *others)
+        ):
+            return
     spans: list[tuple[int, int, bool, str]] = []
     for name, array in written.items():
         spans.append((*_span(array), True, f"the buffer for output {name!r}"))

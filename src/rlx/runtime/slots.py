@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from rlx.backends.protocol import CompiledGraph, MappedGraph
 from rlx.base.dims import evaluate
@@ -15,7 +17,7 @@ from rlx.base.numeric import Array
 from rlx.kernel.program import SlotKind, ValueInfo
 from rlx.runtime.taps import Stored
 
-__all__ = ["SlotRecord", "slot_records"]
+__all__ = ["SlotRecord", "refuse_views", "slot_records"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +64,21 @@ def slot_records(
     extents = {**compiled.extents(), **extents}
     lasting = _Lasting(compiled, extents)
     return [_record(compiled, value, extents, lasting) for value in compiled.program.values]
+
+
+def refuse_views(compiled: CompiledGraph, arrays: Iterable[Array]) -> None:
+    """Raise a UsageError if an input or buffer of a run is a view of memory that the run works in."""
+    if not isinstance(compiled, MappedGraph):
+        return
+    slots = enumerate(compiled.program.slots)
+    worked_in = [i for i, s in slots if s.kind in (SlotKind.ARENA, SlotKind.STATE)]
+    blocks = {id(found[0].base): found[0] for i in worked_in if (found := compiled.block(i))}
+    for array in arrays:
+        if any(np.may_share_memory(array, block) for block in blocks.values()):
+            raise UsageError(
+                "an input or buffer is a view of the executable's own memory, from `slots`, which the run works in; "
+                "give a copy"
+            )
 
 
 def _record(

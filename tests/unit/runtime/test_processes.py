@@ -119,6 +119,53 @@ def test_threads_that_grow_the_bounds_do_not_disturb_others() -> None:
     assert not wrong
 
 
+def test_clones_run_in_parallel_and_do_not_disturb_each_other() -> None:
+    m = rlx.compile(_model(), threads=2)
+    inputs = [_x(n % 7 + 1, n) for n in range(40)]
+    want = [m.run([x])["y"].tobytes() for x in inputs]
+    wrong: list[int] = []
+
+    def use(twin: Executable) -> None:
+        for at, x in enumerate(inputs * 3):
+            if twin.run([x])["y"].tobytes() != want[at % len(inputs)]:
+                wrong.append(at)
+
+    threads = [threading.Thread(target=use, args=(m.clone(),)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_SECONDS)
+    assert not wrong
+
+
+def test_every_run_sees_the_weights_of_one_moment() -> None:
+    with rlx.Graph("scaled") as g:
+        x = g.input("x", ["N", 100])
+        g.output("y", x * g.param("w", np.zeros(100, np.float32)))
+        g.output("z", x * g.param("w2", np.zeros(100, np.float32)))
+    m = rlx.compile(g, threads=1)
+    twin = m.clone()
+    x = np.ones((50, 100), np.float32)
+    torn: list[Any] = []
+    stop = threading.Event()
+
+    def use() -> None:
+        while not stop.is_set():
+            torn.extend(y for y in m.run([x]).values() if y.min() != y.max())
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for value in range(200):
+        m.set_param("w", np.full(100, value, np.float32))
+    stop.set()
+    for thread in threads:
+        thread.join(_SECONDS)
+    assert not torn
+    assert m.run([x])["y"].max() == 199
+    assert twin.run([x])["y"].max() == 0
+
+
 def test_a_run_within_a_run_is_refused() -> None:
     m = rlx.compile(_model())
     found: list[str] = []

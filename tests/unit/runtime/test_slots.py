@@ -127,6 +127,21 @@ def test_a_view_outlives_plans_runs_and_the_executable() -> None:
     np.testing.assert_array_equal(slot.array, content)
 
 
+def test_a_run_does_not_take_views_of_the_memory_it_works_in() -> None:
+    m = rlx.compile(_chain(), dims={"N": 8})
+    want = m.run([_x(8)])["y"]
+    slot = next(s for s in _arena(m.slots()) if s.shape == (8, 16))
+    assert slot.array is not None
+    with pytest.raises(rlx.UsageError, match="view of the executable's own memory"):
+        m.run([slot.array])
+    with pytest.raises(rlx.UsageError, match="view of the executable's own memory"):
+        m.run([_x(8)], out=[slot.array])
+    with pytest.raises(rlx.UsageError, match="view of the executable's own memory"):
+        m.run([_x(8)], out=[slot.array.reshape(-1).reshape(8, 16)])
+    m.run([slot.array.copy()])
+    assert m.run([_x(8)])["y"].tobytes() == want.tobytes()
+
+
 def test_weights_are_shown_read_only() -> None:
     m = rlx.compile(_chain(), dims={"N": 8})
     m.run([_x(8)])
