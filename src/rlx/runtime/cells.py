@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from rlx.base.numeric import Array
 from rlx.base.pages import give_back
 from rlx.runtime.forks import watch_forks
 
-__all__ = ["Cell", "Derived", "find_derived", "pooled"]
+__all__ = ["Cell", "Derived", "find_derived", "pooled", "take_out"]
 
 _SERIALS = itertools.count()
 
@@ -58,6 +59,21 @@ def _number_of(identity: Hashable) -> _Number:
         return _NUMBERS.setdefault(identity, number)
 
 
+class _Via(NamedTuple):
+    """Where dropped data can be read back from."""
+
+    derived: Derived
+    read: Callable[[], Array]
+
+
+class _Data(NamedTuple):
+    """The data of a cell: at hand, or how to get it."""
+
+    array: Array | None = None
+    load: Callable[[], Array] | None = None
+    via: _Via | None = None
+
+
 class Cell:
     """One value of a param.
 
@@ -78,38 +94,41 @@ class Cell:
         self.serial = self._number.value
         self.owners = 1
         self.owned = owned
-        self._array = array
-        self._load = load
-        self._via: tuple[Derived, Callable[[], Array]] | None = None
+        # Replaced as a whole: another executable that holds the cell may read it at any time.
+        self._data = _Data(array, load)
 
     @property
     def has_value(self) -> bool:
         """Whether there is data."""
-        return self._array is not None or self._load is not None or self._via is not None
+        return any(part is not None for part in self._data)
 
     @property
     def at_hand(self) -> Array | None:
         """The data if it need not be read back."""
-        return self._array
+        return self._data.array
 
     def array(self) -> Array:
         """Return the data: at hand, from its file, or read back from the weight it was packed into."""
-        if self._array is not None:
-            return self._array
-        if self._via is not None:
-            return self._via[1]()
-        assert self._load is not None
-        self._array = self._load()
-        return self._array
+        array, load, via = self._data
+        if array is not None:
+            return array
+        if via is not None:
+            return via.read()
+        assert load is not None
+        array = load()
+        with _GUARD.lock:
+            if self._data.load is load:  # nobody dropped it meanwhile
+                self._data = _Data(array, load)
+        return array
 
     def place(self, array: Array) -> None:
         """Keep this array, which nobody else changes, as the data."""
-        self._leave()
-        self._array, self._load, self.owned = array, None, True
+        self.owned = True
+        self._become(_Data(array))
 
     def secure(self) -> None:
         """Copy data that the caller could still change."""
-        if not self.owned and self.has_value and self._via is None:
+        if not self.owned and self.has_value and self._data.via is None:
             array = self.array()
             if array.flags.writeable:
                 self.place(array.copy())
@@ -119,17 +138,13 @@ class Cell:
 
         Data in mapped files stays where it is; its pages are given back to the system, which has them in its cache.
         """
-        if self._via is None and give_back(self.array()):
-            return
-        self._leave()
-        self._array = self._load = None
-        self._via = (derived, read_back)
-        with _GUARD.lock:
-            derived.read_by += 1
+        if self._data.via is not None or not give_back(self.array()):
+            self._become(_Data(via=_Via(derived, read_back)))
 
     def reads(self, derived: Derived) -> bool:
         """Return whether the data is in a derived weight only."""
-        return self._via is not None and self._via[0] is derived
+        via = self._data.via
+        return via is not None and via.derived is derived
 
     def hold(self) -> Cell:
         """One executable more holds it."""
@@ -143,13 +158,15 @@ class Cell:
             self.owners -= 1
             last = self.owners == 0
         if last:
-            self._leave()
+            self._become(_Data())
 
-    def _leave(self) -> None:
-        if self._via is not None:
-            with _GUARD.lock:
-                self._via[0].read_by -= 1
-            self._via = None
+    def _become(self, data: _Data) -> None:
+        with _GUARD.lock:
+            if data.via is not None:
+                data.via.derived.read_by += 1
+            if self._data.via is not None:
+                self._data.via.derived.read_by -= 1
+            self._data = data
 
 
 @dataclass(eq=False)
@@ -180,21 +197,38 @@ class Derived:
         with _GUARD.lock:
             self.users -= 1
 
-    def is_alone(self, readers: int) -> bool:
-        """Return whether one program and so many cells are all that use the array, which may be overwritten."""
-        with _GUARD.lock:
-            return self.owned and self.users == 1 and self.read_by == readers
-
 
 _POOL: WeakValueDictionary[tuple[str, tuple[int, ...]], Derived] = WeakValueDictionary()
 
 
 def find_derived(key: str, serials: tuple[int, ...]) -> Derived | None:
-    """Return what was computed by a recipe from these cells, if it is still in use."""
-    return _POOL.get((key, serials))
+    """Return what was computed by a recipe from these cells, for one more program, if it is still in use."""
+    with _GUARD.lock:
+        found = _POOL.get((key, serials))
+        if found is not None:
+            found.users += 1
+        return found
 
 
 def pooled(key: str, derived: Derived) -> Derived:
-    """Return the one value of a recipe for these cells: what is in use already, or the new one."""
+    """Return the one value of a recipe for these cells, for one more program: what is in use, or the new one."""
     with _GUARD.lock:
-        return _POOL.setdefault((key, derived.serials), derived)
+        chosen = _POOL.setdefault((key, derived.serials), derived)
+        chosen.users += 1
+        return chosen
+
+
+def take_out(key: str, derived: Derived, readers: Sequence[Cell]) -> bool:
+    """Return whether the array of a derived weight may be overwritten; then nobody finds the weight any more.
+
+    Args:
+        key: of its recipe.
+        derived: one program of the caller reads it.
+        readers: cells of the caller that read their data back from it.
+    """
+    with _GUARD.lock:
+        alone = derived.owned and derived.users == 1 and derived.read_by == len(readers)
+        alone = alone and all(cell.owners == 1 for cell in readers)
+        if alone:
+            _POOL.pop((key, derived.serials), None)
+        return alone

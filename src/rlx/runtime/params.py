@@ -19,7 +19,7 @@ from rlx.base.diagnostics import did_you_mean
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
-from rlx.runtime.cells import Cell, Derived, find_derived, pooled
+from rlx.runtime.cells import Cell, Derived, find_derived, pooled, take_out
 from rlx.runtime.weight_plan import Default, ParamSpec, WeightPlan
 
 __all__ = ["BoundWeights", "Params"]
@@ -44,8 +44,7 @@ class BoundWeights:
     seen: int = -1
 
     def use(self, name: str, derived: Derived) -> None:
-        """Point a computed weight at a value."""
-        derived.use()
+        """Point a computed weight at a value that one more program was counted for."""
         self.unuse(name)
         self.derived[name] = derived
         self.compiled.set_weight(name, derived.array)
@@ -280,6 +279,7 @@ class Params:
         """Return the same for another compiled graph, that of a clone."""
         copy = BoundWeights(compiled, bound.plan, {}, {}, -1)
         for name, derived in bound.derived.items():
+            derived.use()
             copy.use(name, derived)
         return copy
 
@@ -360,7 +360,7 @@ class Params:
         old = bound.derived.get(name)
         sources = [self._cells[s] for s in recipe.sources]
         readers = [] if old is None else [c for c in sources if c.reads(old)]
-        if old is not None and old.is_alone(len(readers)):
+        if old is not None and take_out(recipe.key, old, readers):
             for cell in readers:
                 cell.place(cell.array())
             np.copyto(old.array, array)

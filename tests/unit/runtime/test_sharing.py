@@ -169,6 +169,36 @@ def test_clones_run_in_parallel_without_mixing_up_their_values() -> None:
     assert wrong == []
 
 
+def test_clones_can_compile_set_and_read_at_the_same_time() -> None:
+    """They hold the same cells, which one drops, reads back or overwrites while another looks at them."""
+    run = rlx.compile(_graph(), "cpu", threads=1)
+    twins = [run.clone() for _ in range(4)]  # before anything was packed
+    w, b = _array(32, 80), _array(80, seed=1)
+    wrong: list[str] = []
+
+    def work(index: int) -> None:
+        mine = twins[index]
+        for turn in range(40):
+            if not np.array_equal(mine.get_param("w"), w):
+                wrong.append(f"w of {index} in turn {turn}")
+            if not np.allclose(mine(_X), _X @ w + b, rtol=1e-4, atol=1e-4):
+                wrong.append(f"run of {index} in turn {turn}")
+            other = mine.clone()
+            other.set_param("w", w * (index + 2))
+            if not np.allclose(other(_X), _X @ w * (index + 2) + b, rtol=1e-4, atol=1e-3):
+                wrong.append(f"clone of {index} in turn {turn}")
+            if turn % 10 == 5:
+                mine.share_weights_from(twins[(index + 1) % len(twins)])
+            other.close()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(twins))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
 # -- sharing between executables --------------------------------------------------------------------------------------
 
 
