@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from rlx.base.dims import Dim
 from rlx.base.dtypes import DType
@@ -78,8 +78,7 @@ class Weight:
     data: Array | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ValueInfo:
+class ValueInfo(NamedTuple):
     """What a slot holds: the key to looking at it. Several values may share a slot (reshapes, carries of loops).
 
     Attributes:

@@ -116,6 +116,8 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
         if weight.data is not None:
             constants.append(weight.data)
     facts = program.facts
+    distinct = dict.fromkeys((v.dtype, v.shape) for v in program.values)
+    types = {kind: index for index, kind in enumerate(distinct)}  # values have few types
     data: _Json = {
         "name": program.name,
         "slots": [[s.kind.value, dims(s.nbytes), s.root] for s in program.slots],
@@ -129,9 +131,8 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
             ]
             for n in nodes
         ],
-        "values": [
-            [v.slot, v.dtype.value, [dims(d) for d in v.shape], v.name] for v in program.values
-        ],
+        "types": [[dtype.value, [dims(d) for d in shape]] for dtype, shape in types],
+        "values": [[v.slot, types[v.dtype, v.shape], v.name] for v in program.values],
         "thunks": thunks,
         "inputs": program.inputs,
         "outputs": program.outputs,
@@ -168,6 +169,7 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         NodeInfo(op, operands, where, tuple(names), None if flops is None else dims(flops))
         for op, operands, where, names, flops in data["nodes"]
     ]
+    types = [(DType.of(dtype), tuple([dims(d) for d in s])) for dtype, s in data["types"]]
     values = dict(zip(data["constants"], constants, strict=True))
     program = Program(
         data["name"],
@@ -180,8 +182,8 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
         loops=[(first, last) for first, last in data["loops"]],
         custom=data["custom"],
         values=[
-            ValueInfo(slot, DType.of(dtype), tuple([dims(d) for d in shape]), name)
-            for slot, dtype, shape, name in data["values"]
+            ValueInfo(slot, types[kind][0], types[kind][1], name)
+            for slot, kind, name in data["values"]
         ],
         states=[
             StateSlots(name, tuple([dims(d) for d in shape]), slot, following, tuple(aliases))
