@@ -107,7 +107,7 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
     unversioned = [name for name, version in program.custom.items() if not version]
     if unversioned:
         raise NotSavableError(f"registered operators without a version: {', '.join(unversioned)}")
-    nodes: dict[NodeInfo, int] = {}
+    nodes: dict[int, tuple[int, NodeInfo]] = {}  # by identity: two nodes may look the same
     thunks = [_thunk_to_data(t, nodes, dims) for t in program.thunks]
     constants: list[Array] = []
     weights: list[tuple[int, str]] = []
@@ -129,7 +129,7 @@ def program_to_data(program: Program, dims: DimWriter) -> tuple[_Json, list[Arra
                 n.names,
                 None if n.flops is None else dims(n.flops),
             ]
-            for n in nodes
+            for _, n in nodes.values()
         ],
         "types": [[dtype.value, [dims(d) for d in shape]] for dtype, shape in types],
         "values": [[v.slot, types[v.dtype, v.shape], v.name] for v in program.values],
@@ -194,13 +194,15 @@ def program_from_data(data: _Json, constants: Sequence[Array], dims: DimReader) 
     return program
 
 
-def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) -> list[Any]:
+def _thunk_to_data(
+    thunk: Thunk, nodes: dict[int, tuple[int, NodeInfo]], dims: DimWriter
+) -> list[Any]:
     return [
         thunk.kind.value,
         [[a.slot, int(a.writes)] if isinstance(a, SlotArg) else dims(a.dim) for a in thunk.args],
         thunk.kernel,
         dims(thunk.chunks),
-        -1 if thunk.node is None else nodes.setdefault(thunk.node, len(nodes)),
+        _node_index(thunk.node, nodes),
         thunk.inplace,
         dims(thunk.scratch),
         int(thunk.may_fail),
@@ -208,6 +210,10 @@ def _thunk_to_data(thunk: Thunk, nodes: dict[NodeInfo, int], dims: DimWriter) ->
         thunk.immediate,
         None if thunk.host is None else _host_to_text(thunk.host),
     ]
+
+
+def _node_index(node: NodeInfo | None, nodes: dict[int, tuple[int, NodeInfo]]) -> int:
+    return -1 if node is None else nodes.setdefault(id(node), (len(nodes), node))[0]
 
 
 def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader) -> Thunk:

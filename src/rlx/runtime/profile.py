@@ -37,7 +37,7 @@ class Row:
         op: the operator; for several of them, how many.
         nodes: names of the model's nodes whose work it is.
         kernel: the kernel's symbol; for several of them, how many.
-        calls: how often it ran.
+        calls: kernel launches; a node may take several.
         ns: nanoseconds, the median over the runs.
         share: of the median run's time, 0 to 1.
         nbytes: of operands and results, each counted once per call.
@@ -114,7 +114,7 @@ class Profile:
         """
         keys: dict[str, Callable[[int, NodeInfo], Any]] = {
             "thunk": lambda index, _: index,
-            "node": lambda _, node: node,
+            "node": lambda _, node: id(node),  # equal descriptions may be of several nodes
             "op": lambda _, node: node.op,
         }
         if by not in keys:
@@ -168,10 +168,9 @@ class Profile:
         return found
 
     @cached_property
-    def _launches(self) -> Counter[NodeInfo]:
-        """How many kernel launches every node has in the schedule."""
-        thunks = self.program.thunks
-        return Counter(t.node for t in thunks if t.node is not None and t.kernel is not None)
+    def _launches(self) -> Counter[int]:
+        """How many kernel launches every node has in the schedule, by its identity."""
+        return Counter(id(t.node) for t in self.program.thunks if t.kernel is not None)
 
     def _at(self, dim: Dim) -> int | None:
         try:
@@ -191,16 +190,20 @@ class Profile:
         self, members: Sequence[int], calls: Mapping[int, float], *, whole: bool
     ) -> int | None:
         """Return the operations of the nodes, once per execution; of a launch only if it is all of its node."""
-        counts: dict[NodeInfo, float] = {}
+        counts: dict[int, tuple[Dim, float]] = {}
         for index in members:
             node = self.program.thunks[index].node
-            if node is None or node.flops is None or (not whole and self._launches[node] > 1):
+            if node is None or node.flops is None or (not whole and self._launches[id(node)] > 1):
                 return None
-            counts[node] = max(counts.get(node, 0.0), calls[index])
-        found = {node: self._at(node.flops) for node in counts if node.flops is not None}
-        if any(f is None for f in found.values()):
-            return None
-        return round(sum((found[node] or 0) * count for node, count in counts.items()))
+            known = counts.get(id(node), (node.flops, 0.0))[1]
+            counts[id(node)] = node.flops, max(known, calls[index])
+        total = 0.0
+        for flops, count in counts.values():
+            once = self._at(flops)
+            if once is None:
+                return None
+            total += once * count
+        return round(total)
 
     # -- output ------------------------------------------------------------------------------------------------------
 

@@ -91,6 +91,17 @@ def test_times_lie_inside_their_run_and_in_order(profile: Profile) -> None:
     assert sum(r.share for r in profile.rows()) <= 1.5  # medians of parts need not add up
 
 
+def test_nodes_that_look_the_same_are_two() -> None:
+    with rlx.Graph("twins") as g:
+        x = g.input("x", [8, 8])
+        g.output("y", (x @ x) @ x)
+    for _ in range(2):  # compiled, and from the cache
+        rows = rlx.compile(g).profile({"x": numbers(8, 8)}, runs=2).rows()
+        assert [r.flops for r in rows] == [2 * 8**3] * 2
+        (row,) = rlx.compile(g).profile({"x": numbers(8, 8)}, runs=2).rows("op")
+        assert row.flops == 4 * 8**3
+
+
 def test_loops_count_every_iteration_and_launches_of_none_count_too() -> None:
     run = executable(
         """graph {
