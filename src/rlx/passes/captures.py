@@ -11,7 +11,7 @@ from rlx.ops.control import If, Loop, Scan
 from rlx.ops.leaf import Constant, DimTensor
 from rlx.passes.manager import PassContext
 
-__all__ = ["Captures", "first_capture", "weight_values"]
+__all__ = ["Captures", "first_capture", "is_known", "weight_values"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,12 @@ def weight_values(graph: Graph) -> set[Value]:
     found = graph.param_values()
     _collect(graph.block, found)
     return found
+
+
+def is_known(value: Value, weights: set[Value]) -> bool:
+    """Return whether a value is a constant or one of these weights: what follows from such is computed once."""
+    producer = value.producer
+    return value in weights or (producer is not None and isinstance(producer.op, Constant))
 
 
 def _collect(block: Block, found: set[Value]) -> None:

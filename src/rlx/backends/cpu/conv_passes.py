@@ -30,7 +30,8 @@ from rlx.ops.matmul import MatMul
 from rlx.ops.movement import Reshape, Transpose
 from rlx.ops.region import Region, WithEpilogue
 from rlx.ops.spec import building
-from rlx.passes.captures import weight_values
+from rlx.passes.captures import is_known, weight_values
+from rlx.passes.fuse import FormRegions
 from rlx.passes.manager import PassContext
 
 __all__ = ["PackConvolutions"]
@@ -52,7 +53,6 @@ class PackConvolutions:
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""
-        del ctx
         rewriter = Rewriter(graph.facts)
         packer = _Packer(self.isa, rewriter, weight_values(graph))
         with graph.facts.active():
@@ -60,14 +60,24 @@ class PackConvolutions:
                 anchor = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
                 if isinstance(anchor, Conv | ConvTranspose) and anchor.layout == "nhwc":
                     packer.node(node, anchor)
+        if packer.moves:
+            FormRegions().run(graph, ctx)
         return rewriter.changed
 
 
 class _Packer:
+    """Rewrites convolutions one by one.
+
+    Attributes:
+        moves: weights of a run are rearranged by operators that are no regions yet.
+    """
+
     def __init__(self, isa: Isa, rewriter: Rewriter, weights: set[Value]) -> None:
         self.isa = isa
         self.rewriter = rewriter
         self.weights = weights
+        self.moves = False
+        self._known = True
 
     def node(self, node: Node, op: Conv | ConvTranspose) -> None:
         """Rewrite one convolution, or leave it where the shape of its weights is not known."""
@@ -77,6 +87,8 @@ class _Packer:
         if x.type.dtype not in PRODUCT_DTYPES or not w.type.is_static:
             return
         builder = self.rewriter.before(node)
+        self._known = is_known(w, self.weights)
+        self.moves |= not self._known
         channels = int(w.type.shape[0] if isinstance(op, ConvTranspose) else w.type.shape[1])
         if isinstance(op, Conv):
             channels *= op.groups
@@ -98,7 +110,7 @@ class _Packer:
 
     def _pack(self, builder: Builder, op: PackConv | PackConvTranspose, w: Value) -> Value:
         """Return packed weights: by one operator where they are known before the run, else by moves."""
-        if w in self.weights:
+        if self._known:
             return builder.emit_one(op, w)
         with building(builder):
             return op.decompose(w)
@@ -116,7 +128,7 @@ class _Packer:
         if pixel and op.groups == 1:
             matrix = builder.emit_one(Reshape((columns, per_group)), w)
             matrix = builder.emit_one(Transpose((1, 0)), matrix)
-            if w not in self.weights:
+            if not self._known:
                 return MatMul(), [matrix]
             panels = builder.emit_one(PackPanels(panel_width(self.isa, dtype)), matrix)
             return PackedMatMul(columns), [panels]

@@ -21,17 +21,16 @@ from rlx.backends.cpu.ops import (
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
 from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
-from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ops.attention import Attention
 from rlx.ops.elementwise import mul
-from rlx.ops.leaf import Constant
 from rlx.ops.matmul import MatMul
 from rlx.ops.movement import expand
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.region import Region, WithEpilogue
 from rlx.ops.spec import building, emit_one
-from rlx.passes.captures import weight_values
+from rlx.passes.captures import is_known, weight_values
 from rlx.passes.decompose import Decompose
 from rlx.passes.fuse import FormRegions
 from rlx.passes.hoist import Hoist
@@ -43,12 +42,6 @@ __all__ = ["PackMatMul", "cpu_passes"]
 
 def _anchor(node: Node) -> type[Op]:
     return type(node.op.anchor if isinstance(node.op, WithEpilogue) else node.op)
-
-
-def _is_known(value: Value, weights: set[Value]) -> bool:
-    """Whether a value is there before a run: what is computed from such values alone is computed once."""
-    producer = value.producer
-    return value in weights or (producer is not None and isinstance(producer.op, Constant))
 
 
 @dataclass(frozen=True)
@@ -102,19 +95,20 @@ class PackQuantizedMatMul:
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""
-        del ctx
-        rewriter = Rewriter(graph.facts)
-        weights = weight_values(graph)
+        rewriter, weights, rest = Rewriter(graph.facts), weight_values(graph), False
         for node in list(graph.block.walk()):
             if _anchor(node) is QuantizedMatMul:
                 _, _, a_zero, w, _ = node.operands[:5]
                 assert w is not None
                 depth, columns = w.type.shape
-                known = _is_known(w, weights) and (a_zero is None or _is_known(a_zero, weights))
+                known = is_known(w, weights) and (a_zero is None or is_known(a_zero, weights))
                 if known and isinstance(columns, int) and depth % 4 == 0:
                     self._pack(rewriter, node, columns)
                 else:
                     self._decompose(rewriter, node)
+                    rest = True
+        if rest:
+            Decompose().run(graph, ctx)
         return rewriter.changed
 
     def _pack(self, rewriter: Rewriter, node: Node, columns: int) -> None:
@@ -167,12 +161,13 @@ class DecomposeUnknownDepth:
 
     def run(self, graph: Graph, ctx: PassContext) -> bool:
         """Apply to all blocks; return whether anything changed."""
-        del ctx
         rewriter = Rewriter(graph.facts)
         with graph.facts.active():
             for node in list(graph.block.walk()):
                 if isinstance(node.op, Attention):
                     self._node(rewriter, node, node.op)
+        if rewriter.changed:
+            Decompose().run(graph, ctx)
         return rewriter.changed
 
     @staticmethod
@@ -195,7 +190,6 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
             "first, for what its kernel cannot take becomes f32 products, whose weights are packed below",
         ),
         Entry(DecomposeUnknownDepth(), "the attention kernel is made for the depth of a head"),
-        Entry(Decompose(), "what these two emitted goes the way of everything before"),
         Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),
         Entry(LiftParamWork(), "also of layers inside branches, whose weights are captures"),
         Entry(
@@ -207,5 +201,4 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
         Entry(
             PackConvolutions(isa), "likewise, and each convolution takes the form that has a kernel"
         ),
-        Entry(FormRegions(), "weights that come at run time are rearranged by regions"),
     )

@@ -12,6 +12,10 @@ key is greater. At last the heap is sorted in place. That is n + c log k steps, 
 about k log(n / k) for elements in random order and at most n. Along contiguous lines a vector of keys is compared with
 the root at once, so where few are replaced a line is read at the speed of memory. The values are copied from x, so a
 NaN keeps its bits and a zero its sign.
+
+Measured on one thread of a shared virtual EPYC with AVX-512, random f32, times of ONNX Runtime 1.32 over these: 2.1 for
+50 of 50,257, 1.2 for 5 of 1,000 in 64 lines, 0.65 for 300 of 8,400, 1.0 for all of 100,000, 0.8 for 10 of 8,400 along
+the middle axis of [1, 8400, 80].
 """
 
 from __future__ import annotations
