@@ -29,6 +29,7 @@ __all__ = [
     "Buffer",
     "Device",
     "DeviceBackend",
+    "DeviceMemory",
     "EnqueuingGraph",
     "Event",
     "MappedBuffer",
@@ -193,11 +194,36 @@ class DeviceBackend(Protocol):
         ...
 
 
+class DeviceMemory:
+    """The bytes of a state on a device; a `rlx.backends.protocol.StateMemory`.
+
+    Reading and writing wait for what the stream has to do before; runs on other streams are ordered by the caller.
+
+    Attributes:
+        buffer: what kernels are given.
+    """
+
+    def __init__(self, buffer: Buffer, stream: Stream) -> None:
+        self.buffer = buffer
+        self._stream = stream
+
+    def read(self, target: Array) -> None:
+        """Copy the bytes into an array of as many."""
+        self._stream.download(target, self.buffer)
+        self._stream.synchronize()
+
+    def write(self, source: Array) -> None:
+        """Replace the bytes by those of an array of as many."""
+        self._stream.upload(self.buffer, source)
+        self._stream.synchronize()
+
+
 @runtime_checkable
 class EnqueuingGraph(Protocol):
     """A compiled graph that runs on a stream. `CompiledGraph.run` is then staging around `enqueue`.
 
-    Its arena and weights belong to it, so two runs must be ordered, on whatever streams they are.
+    Its arena and weights belong to it, and every run reads and writes its states, so two runs must be ordered, on
+    whatever streams they are.
     """
 
     def enqueue(

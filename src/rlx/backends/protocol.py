@@ -89,15 +89,15 @@ class MemoryReport:
 
         Args:
             count: rows at the most.
-            kind: `arena` or `weight`.
+            kind: `arena`, `weight` or `state`.
 
         Raises:
             UsageError: it is another kind.
         """
         from rlx.memory.report import shares
 
-        if kind not in ("arena", "weight"):
-            raise UsageError(f"memory is of kind 'arena' or 'weight', not {kind!r}")
+        if kind not in ("arena", "weight", "state"):
+            raise UsageError(f"memory is of kind 'arena', 'weight' or 'state', not {kind!r}")
         return shares(self.tensors, kind)[:count]
 
     def picture(self, title: str = "") -> str:

@@ -36,7 +36,7 @@ class Plan:
         arena: bytes of the arena.
         lower_bound: the maximum of simultaneously live bytes; no plan can be smaller.
         scratch: bytes each participant of a run needs.
-        state: bytes of what persists between runs; they are not in the arena.
+        states: slot of a state's value -> bytes it takes at the bounds; they are not in the arena.
         intervals: arena slot -> when it is live.
         reused: result slot -> operand slot whose bytes it took over in place.
     """
@@ -46,9 +46,14 @@ class Plan:
     arena: int = 0
     lower_bound: int = 0
     scratch: int = 0
-    state: int = 0
+    states: dict[int, int] = field(default_factory=dict[int, int])
     intervals: dict[int, Interval] = field(default_factory=dict[int, Interval])
     reused: dict[int, int] = field(default_factory=dict[int, int])
+
+    @property
+    def state(self) -> int:
+        """Bytes of all states."""
+        return sum(self.states.values())
 
 
 @dataclass(slots=True)
@@ -74,7 +79,7 @@ def plan_memory(program: Program, uppers: Mapping[str, int], *, reuse: bool = Tr
     for slot in plan.intervals:
         plan.sizes[slot] = max(_at_bound(program.slots[slot].nbytes, uppers), 1)
     plan.scratch = max((_at_bound(t.scratch, uppers) for t in program.thunks), default=0)
-    plan.state = sum(_at_bound(program.slots[s.slot].nbytes, uppers) for s in program.states)
+    plan.states = {s.slot: _at_bound(program.slots[s.slot].nbytes, uppers) for s in program.states}
     if reuse:
         plan.reused = _in_place(program, plan)
     buffers = _buffers(plan)

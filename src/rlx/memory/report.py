@@ -17,14 +17,14 @@ class Placement:
     """One buffer.
 
     Attributes:
-        kind: `arena` or `weight`.
+        kind: `arena`, `weight` or `state`.
         name: of the value or weight; empty if the model has no name for it.
-        op: the operator that makes it; empty for weights.
+        op: the operator that makes it; empty for weights and states.
         node: names of the model's nodes whose work that is.
         type: dtype and shape, or `buffer` for memory that only one operator uses.
         nbytes: planned for: its extents at their upper bounds.
-        offset: in the arena; -1 for a weight.
-        first: thunk that touches it first; -1 for a weight.
+        offset: in the arena; -1 elsewhere.
+        first: thunk that touches it first; -1 outside of the arena.
         last: and last.
     """
 
@@ -88,6 +88,9 @@ def placements(program: Program, plan: Plan, weights: Mapping[int, int]) -> list
         found.append(
             Placement("weight", name, "", (), "constant" if value is None else str(value), nbytes)
         )
+    for state in program.states:
+        text, nbytes = str(values[state.slot]), plan.states.get(state.slot, 0)
+        found.append(Placement("state", state.name, "", (), text, nbytes))
     return found
 
 

@@ -13,6 +13,7 @@ from rlx.backends.device import (
     Buffer,
     Device,
     DeviceBackend,
+    DeviceMemory,
     EnqueuingGraph,
     Event,
     MappedBuffer,
@@ -20,6 +21,7 @@ from rlx.backends.device import (
     Stream,
 )
 from rlx.backends.null.device import NullBuffer, NullDevice, NullStream
+from rlx.backends.protocol import StatefulGraph
 from rlx.backends.registry import get_backend
 from rlx.base.dtypes import DType
 from rlx.base.errors import DeviceError, UsageError
@@ -449,6 +451,38 @@ def test_a_run_needs_buffers_of_its_extents_on_its_device() -> None:
     run.enqueue(stream)
     with pytest.raises(DeviceError, match="another opening"):
         run.enqueue(NullDevice().stream())
+
+
+def test_states_are_buffers_that_every_run_writes() -> None:
+    with rlx.Graph("sum") as g:
+        x = g.input("x", ["N"])
+        total = g.state("total", ["N"])
+        g.set_next(total, total + x)
+    compiled = rlx.compile(g, "null", dims={"N": 8}).program.compiled
+    assert isinstance(compiled, EnqueuingGraph)
+    assert isinstance(compiled, StatefulGraph)
+    device = NullDevice()
+    a, b, x = device.stream(), device.stream(), device.allocate(32)
+    with pytest.raises(DeviceError, match="state 'total' has no memory on the null device"):
+        compiled.enqueue([x], [], {"N": 8}, a)
+    memory = DeviceMemory(device.allocate(32), a)
+    sent, back = _bytes(32), np.zeros(32, np.uint8)
+    memory.write(sent)
+    compiled.set_state("total", memory)
+    compiled.enqueue([x], [], {"N": 8}, a)
+    with pytest.raises(DeviceError, match="may come before"):
+        compiled.enqueue([x], [], {"N": 8}, b)
+    b.wait_for(a.record())
+    compiled.enqueue([x], [], {"N": 8}, b)
+    with pytest.raises(DeviceError, match="a download on stream 0 may come before copy"):
+        memory.read(back)
+    a.wait_for(b.record())
+    memory.read(back)
+    assert back.tobytes() == sent.tobytes()  # launches of the null device compute nothing
+    other = NullDevice()
+    compiled.set_state("total", DeviceMemory(other.allocate(32), other.stream()))
+    with pytest.raises(DeviceError):
+        compiled.enqueue([x], [], {"N": 8}, b)
 
 
 def test_memory_of_a_program_is_given_back_after_its_last_run() -> None:

@@ -73,8 +73,12 @@ def test_a_state_carries_its_value_from_run_to_run(device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", _DTYPES)
-def test_rows_of_every_dtype_are_written_and_kept_to_the_bit(device: str, dtype: str) -> None:
-    run = rlx.compile(_cache(dtype), device)
+@pytest.mark.parametrize(("device", "isa"), [("reference", ""), ("cpu", ""), ("cpu", "v3")])
+def test_rows_of_every_dtype_are_written_and_kept_to_the_bit(
+    device: str, isa: str, dtype: str
+) -> None:
+    with override(RLX_CPU_ISA=isa):
+        run = rlx.compile(_cache(dtype), device)
     kind = run.inputs[0].dtype.numpy
     rng, expected = np.random.default_rng(0), np.zeros((2, 6, 4), kind)
     for at in ([0, 5], [3, 3], [-1, 0], [5, 1]):
@@ -551,9 +555,13 @@ def test_closing_gives_the_states_back(device: str) -> None:
             attempt()
 
 
-def test_the_null_backend_plans_states() -> None:
-    run = rlx.compile(_sum((4, 3)), "null")
+@pytest.mark.parametrize("device", ["null", "cpu"])
+def test_memory_reports_states_by_name(device: str) -> None:
+    run = rlx.compile(_sum((4, 3)), device)
     assert run.memory().state == 48
+    (state,) = [t for t in run.memory().tensors if t.kind == "state"]
+    assert (state.name, state.type, state.nbytes) == ("s", "f32[4,3]", 48)
+    assert [(s.type, s.nbytes) for s in run.memory().top(kind="state")] == [("f32[4,3]", 48)]
 
 
 # -- building ----------------------------------------------------------------------------------------------------------

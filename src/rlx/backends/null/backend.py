@@ -51,6 +51,7 @@ class _Compiled:
         self.program = program
         self._plan = Plan()
         self._weights: dict[str, Array] = {}
+        self._states: dict[str, StateMemory] = {}
         self._launcher = Launcher(program)
         self.states = {s.name: s.shape for s in program.states}
         counts = Counter(str(t.kernel) for t in program.thunks if t.kernel is not None)
@@ -63,7 +64,8 @@ class _Compiled:
         self._launcher.forget_weights()
 
     def set_state(self, name: str, memory: StateMemory) -> None:
-        """Nothing runs, so nothing is read."""
+        """Point a state at its bytes; runs need them on the device of their stream (`DeviceMemory`)."""
+        self._states[name] = memory
 
     def plan(self, uppers: Mapping[str, int]) -> None:
         self._plan = plan_memory(self.program, uppers)
@@ -77,7 +79,9 @@ class _Compiled:
         stream: Stream,
     ) -> None:
         """Enter the launches of a run in the books of the device; nothing is computed."""
-        self._launcher.enqueue(self._plan, self._weights, inputs, outputs, env, stream)
+        self._launcher.enqueue(
+            self._plan, self._weights, self._states, inputs, outputs, env, stream
+        )
 
     def run(
         self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
@@ -111,6 +115,7 @@ class _Compiled:
     def close(self) -> None:
         self._launcher.release()
         self._weights.clear()
+        self._states.clear()
 
 
 class NullBackend:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlx.backends.device import Buffer, Event, Stream
+from rlx.backends.device import Buffer, DeviceMemory, Event, Stream
 from rlx.backends.null.device import NullBuffer, NullDevice, NullStream
+from rlx.backends.protocol import StateMemory
 from rlx.base.dims import evaluate
 from rlx.base.errors import DeviceError, UsageError
 from rlx.base.numeric import Array
-from rlx.kernel.program import Program, SlotKind, Thunk, ThunkKind
+from rlx.kernel.program import Program, Thunk, ThunkKind
 from rlx.memory.plan import Plan
 
 __all__ = ["Launcher"]
@@ -33,6 +34,7 @@ class Launcher:
         self,
         plan: Plan,
         weights: Mapping[str, Array],
+        states: Mapping[str, StateMemory],
         inputs: Sequence[Buffer],
         outputs: Sequence[Buffer],
         env: Mapping[str, int],
@@ -57,13 +59,27 @@ class Launcher:
         given += (*zip(self._program.outputs, outputs, strict=True),)
         for slot, buffer in given:
             places[slot] = buffer.range(0, evaluate(self._program.slots[slot].nbytes, env))
+        places |= self._states(states, env)
         for thunk in self._program.thunks:
             self._launch(thunk, places, stream)
         if not stream.records:
             self._last = stream.record()
 
+    def _states(
+        self, states: Mapping[str, StateMemory], env: Mapping[str, int]
+    ) -> dict[int, Buffer]:
+        """Return where the slots of states lie."""
+        places: dict[int, Buffer] = {}
+        for slots in self._program.states:
+            memory = states.get(slots.name)
+            if not isinstance(memory, DeviceMemory):
+                raise DeviceError(f"state {slots.name!r} has no memory on the null device")
+            buffer = memory.buffer.range(0, evaluate(self._program.slots[slots.slot].nbytes, env))
+            places |= dict.fromkeys((slots.slot, *slots.aliases), buffer)
+        return places
+
     def _launch(self, thunk: Thunk, places: Mapping[int, Buffer], stream: NullStream) -> None:
-        if thunk.kind is ThunkKind.CALL:
+        if thunk.kind is ThunkKind.CALL and thunk.chunks != 0:
             reads = [places[self._program.root(slot)] for slot in thunk.reads()]
             writes = [places[self._program.root(slot)] for slot in thunk.writes()]
             stream.launch(str(thunk.kernel), reads, writes)
@@ -81,11 +97,6 @@ class Launcher:
             data = params[weight.name] if weight.data is None else weight.data
             buffers[slot] = device.allocate(data.nbytes)
             stream.upload(buffers[slot], data)
-        for slot, what in enumerate(self._program.slots):
-            if what.kind is SlotKind.STATE:
-                raise DeviceError(
-                    f"slot {slot} is a state: the null device has no runs with states"
-                )
         stream.close()
         return buffers
 
