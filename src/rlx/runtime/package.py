@@ -314,7 +314,8 @@ class Package:
         theirs, ours = str(self.head.get("fingerprint")), backend.fingerprint(self._target)
         if theirs != ours:
             raise UsageError(
-                f"{self._name} was compiled for another processor or compiler; save it again on this machine.\n"
+                f"{self._name} was compiled for another processor, or by another compiler or other code of rlx; "
+                "save it again here.\n"
                 f"  compiled for: {theirs:.1000}\n  this machine: {ours}"
             )
         return backend

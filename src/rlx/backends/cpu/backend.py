@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,13 +103,14 @@ class CpuBackend:
         return HostMemory(huge_bytes(nbytes))
 
     def fingerprint(self, target: Target) -> str:
-        """Return the instruction set with its cache sizes, and the compiler's version."""
+        """Return the instruction set with its cache sizes, the compiler's version, and a hash of rlx's own code."""
         del target
         import llvmlite  # without its binding, which takes 50 ms
 
         isa = self._isa()
         caches = (isa.l1d, isa.l2, isa.l3)  # kernels are tiled for them
-        return f"{isa.name} {isa.triple} {isa.cpu} {isa.feature_string} {caches} llvmlite {llvmlite.__version__}"
+        host = f"{isa.name} {isa.triple} {isa.cpu} {isa.feature_string} {caches}"
+        return f"{host} llvmlite {llvmlite.__version__} code {_code()}"
 
     def save(self, compiled: Any) -> SavedGraph | None:
         """Return the schedule, the machine code and the constants of a program without host operators."""
@@ -169,6 +173,19 @@ class CpuBackend:
     @staticmethod
     def _isa() -> Isa:
         return host_isa()
+
+
+@cache
+def _code() -> str:
+    """Return a hash of the sources that saved programs rely on: the native ABI, the form of schedules, packed layouts.
+
+    Two states of a checkout have one version.
+    """
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted([*folder.glob("*.py"), *(folder.parents[1] / "kernel").glob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _object_cache() -> _Objects | None:
