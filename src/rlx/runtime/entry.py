@@ -83,6 +83,9 @@ class Restored:
         plan: what weights it reads.
         params: the model's params.
         derived: the computed weights, as they follow from those.
+
+    Raises:
+        KeyError: the plan reads a param that the model does not have, or a computed weight is missing.
     """
 
     compiled: CompiledGraph
@@ -91,6 +94,15 @@ class Restored:
     plan: WeightPlan
     params: Mapping[str, Default]
     derived: Mapping[str, Array]
+
+    def __post_init__(self) -> None:
+        for what, names, known in (
+            ("param", self.plan.needed(), self.params),
+            ("computed weight", iter(self.derived), self.plan.recipes),
+        ):
+            unknown = [n for n in names if n not in known]
+            if unknown:
+                raise KeyError(f"{what} {unknown[0]!r} is not there")
 
 
 # -- weights -----------------------------------------------------------------------------------------------------------
