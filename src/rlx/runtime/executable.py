@@ -470,10 +470,7 @@ class Executable(Weighted, Observable):
         """
         arrays = self._inputs.arrays(self._inputs.given(inputs))
         self._settle()
-        if outputs is None and out is None:
-            results = self._run(arrays)
-            return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
-        return self._run_into(arrays, Request(outputs, out))
+        return self._named(arrays, outputs, out)
 
     def run_async(
         self,
@@ -498,7 +495,7 @@ class Executable(Weighted, Observable):
         Raises:
             UsageError: an input is unknown, missing, or of another dtype. All else is raised by the future.
         """
-        return self._submit(inputs, Request(outputs, out), queue)
+        return self._submit(inputs, outputs, out, queue)
 
     def run_pipelined(
         self,
@@ -522,7 +519,7 @@ class Executable(Weighted, Observable):
         series = Series()
         try:
             for given in inputs:
-                series.add(self._submit(given, Request(outputs), queue, series))
+                series.add(self._submit(given, outputs, None, queue, series))
             return series.results()
         finally:
             series.cancel()
@@ -530,14 +527,32 @@ class Executable(Weighted, Observable):
     def _submit(
         self,
         inputs: Mapping[str, Any] | Sequence[Any],
-        request: Request,
+        outputs: Sequence[str] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
         bound: int,
         series: Series | None = None,
     ) -> RunFuture:
         if bound < 1:
             raise UsageError(f"queue is at least 1, not {bound}")
         arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
-        return self._queue.submit(lambda: self._run_into(arrays, request), bound, series)
+        if isinstance(
+            outputs, list
+        ):  # what the caller does to lists and dicts later changes nothing
+            outputs = list(outputs)
+        if isinstance(out, (list, dict)):
+            out = out.copy()
+        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
+
+    def _named(
+        self,
+        arrays: list[Array],
+        outputs: Sequence[str] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
+    ) -> dict[str, Any]:
+        if outputs is None and out is None:
+            results = self._run(arrays)
+            return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
+        return self._run_into(arrays, Request(outputs, out))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run with inputs by position or keyword; return the array, or a named tuple if there are several.

@@ -83,6 +83,21 @@ def test_some_outputs_go_into_the_callers_buffers(device: str) -> None:
         np.testing.assert_array_equal(buffer, _x(2 * i))
 
 
+def test_lists_and_dicts_of_the_caller_may_change_at_once(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    outputs, out, buffer = ["y"], {"y": _x(0)}, _x(0)
+    first = m.run_async([_x(1)], outputs)
+    outputs.append("nothing")
+    listed = m.run_async([_x(1)], ["y"], held := [buffer])
+    held[0] = _x(9)
+    named = m.run_async([_x(1)], None, out)
+    kept = out.pop("y")
+    gate.open()
+    assert list(first.result(_SECONDS)) == ["y"]
+    assert _y(listed) is buffer
+    assert _y(named) is kept
+
+
 def test_names_are_checked_at_once_and_the_rest_by_the_future(device: str) -> None:
     m = rlx.compile(_twice(), device)
     with pytest.raises(rlx.UsageError, match="unknown input"):
