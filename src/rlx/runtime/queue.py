@@ -17,7 +17,7 @@ from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeAlias, cast
 from weakref import WeakSet
 
-from rlx.base.errors import UsageError
+from rlx.base.errors import DeviceError, UsageError
 from rlx.runtime.forks import watch_forks
 
 __all__ = ["RunFuture", "RunQueue", "Series"]
@@ -118,21 +118,28 @@ class RunQueue:
             series: what it is one of.
 
         Raises:
-            UsageError: the queue is closed.
+            UsageError: the queue is closed, or the interpreter exits.
+            DeviceError: the system gives no thread.
         """
         future = RunFuture()
         with self._changed:
-            while len(self._waiting) >= bound and not self._closed:
-                self._start()
+            # Callbacks of futures run in the queue's own thread, which would wait for itself.
+            while len(self._waiting) >= bound and self._is_open() and not self._is_own_thread():
                 self._changed.wait()
-            if self._closed:
+            if not self._is_open():
                 raise UsageError(f"{self._name} is closed")
+            self._start()
             self._waiting.append((future, work, series))
             self._submitted += 1
             self.busy = True
             self._changed.notify_all()
-            self._start()
         return future
+
+    def _is_open(self) -> bool:
+        return not (self._closed or _EXITING.is_set())
+
+    def _is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
 
     def settle(self) -> None:
         """Wait until every run that is in the queue now has ended.
@@ -140,7 +147,7 @@ class RunQueue:
         Does nothing in the queue's own thread, where callbacks of futures run: they come between two runs.
         """
         with self._changed:
-            if threading.current_thread() is self._thread:
+            if self._is_own_thread():
                 return
             ticket = self._submitted
             while self._ended < ticket:
@@ -148,30 +155,38 @@ class RunQueue:
 
     def close(self) -> None:
         """Cancel the runs that wait, wait for the one that runs, and take no more."""
-        with self._changed:
-            self._closed = True
-            self._cancel_waiting()
+        self._refuse_runs()
         self.settle()
 
-    def _cancel_waiting(self) -> None:
-        while self._waiting:
-            future, *_ = self._waiting.popleft()
+    def _refuse_runs(self) -> None:
+        """Cancel the runs that wait, and take no more."""
+        with self._changed:
+            self._closed = True
+            waiting = [future for future, *_ in self._waiting]
+            self._waiting.clear()
+        for future in waiting:  # without the lock: this calls callbacks
             future.cancel()
             future.set_running_or_notify_cancel()
-            self._end()
-        self._changed.notify_all()
+        with self._changed:
+            self._end(len(waiting))
+            self._changed.notify_all()
 
-    def _end(self) -> None:
-        self._ended += 1
+    def _end(self, runs: int = 1) -> None:
+        self._ended += runs
         self.busy = self._ended < self._submitted
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Start the thread unless it is there. The lock is held."""
-        if self._thread is None and not _EXITING.is_set():
-            # Two may start when a signal cuts `start` short; the second finds the first, and leaves.
-            threading.Thread(target=self._work, name=f"rlx-queue-{self._name}", daemon=True).start()
+        if self._thread is not None:
+            return
+        # Two may start when a signal cuts `start` short; the second finds the first, and leaves.
+        thread = threading.Thread(target=self._work, name=f"rlx-queue-{self._name}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise DeviceError(f"{self._name} has no thread for its queue: {error}") from error
 
     def _work(self) -> None:
         me = threading.current_thread()
@@ -207,9 +222,8 @@ class RunQueue:
 
     def interrupt(self) -> None:
         """Cancel what waits, raise in the run that is in flight, and wait for the thread to leave."""
+        self._refuse_runs()
         with self._changed:
-            self._closed = True
-            self._cancel_waiting()
             thread = self._thread
             if thread is not None and self._running:
                 _raise_in(cast("int", thread.ident), _Exit)

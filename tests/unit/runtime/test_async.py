@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.base.errors import DeviceError
 from rlx.base.numeric import Array
 from rlx.ops.elementwise import div
 from rlx.runtime.executable import Executable
@@ -226,6 +227,57 @@ def test_a_callback_may_run_enqueue_and_close(device: str) -> None:
     assert found == [2, 10]
     with pytest.raises(rlx.UsageError, match="closed"):
         m.run([_x(1)])
+
+
+def test_a_callback_does_not_wait_for_room(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    made: list[RunFuture] = []
+    first = m.run_async([_x(0)])
+    gate.wait_for(1)
+    first.add_done_callback(lambda _: made.append(m.run_async([_x(2)], queue=1)))
+    m.run_async([_x(1)], queue=1)
+    gate.open()
+    first.result(_SECONDS)
+    m.run([_x(3)])
+    np.testing.assert_array_equal(_y(made[0]), _x(4))
+
+
+def test_callbacks_of_cancelled_runs_may_use_the_executable(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    m.run_async([_x(0)])
+    gate.wait_for(1)
+    told: list[Any] = []
+
+    def callback(future: Future[dict[str, Any]]) -> None:
+        told.append(future.cancelled())
+        try:
+            m.run_async([_x(1)])
+        except rlx.UsageError as error:
+            told.append(str(error))
+
+    m.run_async([_x(1)]).add_done_callback(callback)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    gate.open()
+    closing.join(_SECONDS)
+    assert told == [True, "twice is closed"]
+
+
+def test_without_a_thread_nothing_waits_for_ever(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    m = rlx.compile(_twice(), device)
+    m.run([_x(1)])
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(DeviceError, match="twice has no thread for its queue: can't start"):
+        m.run_async([_x(1)])
+    monkeypatch.undo()
+    np.testing.assert_array_equal(m.run([_x(1)])["y"], _x(2))
+    np.testing.assert_array_equal(_y(m.run_async([_x(1)])), _x(2))
 
 
 def test_an_executable_is_collected_when_its_runs_have_ended(device: str) -> None:
