@@ -313,6 +313,27 @@ def test_symbolic_graphs_equal_static_ones(recipe: list[Any]) -> None:
 
 
 @settings(max_examples=_EXAMPLES // 4, deadline=None)
+@given(_RECIPE, st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_all_ways_of_running_give_the_same(recipe: list[Any], sizes: list[int]) -> None:
+    """By name and position, some outputs, into buffers, asynchronously, pipelined: at once, with extents that vary."""
+    inputs = [_inputs(n, special=False) for n in sizes]
+    graph = _build(recipe, symbol("N"), _bounded)
+    with override(RLX_CHECK=True), _compiled(graph, threads=2) as run:
+        want = [run.run(given) for given in inputs]
+        futures = [run.run_async(given) for given in inputs]
+        pipelined = run.run_pipelined(list(given.values()) for given in inputs)
+        for given, expected, future, piped in zip(inputs, want, futures, pipelined, strict=True):
+            _same_bits(future.result(), expected)
+            _same_bits(piped, expected)
+            buffers = {name: np.full_like(y, np.nan) for name, y in expected.items()}
+            found = run.run(given, out=buffers)
+            assert all(found[name] is buffers[name] for name in expected)
+            _same_bits(buffers, expected)
+            last = list(expected)[-1]
+            _same_bits(run.run(given, [last]), {last: expected[last]})
+
+
+@settings(max_examples=_EXAMPLES // 4, deadline=None)
 @given(_RECIPE)
 def test_weights_set_later_clones_and_packages_equal_a_fresh_compilation(
     tmp_path_factory: pytest.TempPathFactory, recipe: list[Any]
