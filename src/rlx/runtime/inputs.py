@@ -242,7 +242,7 @@ def _array_of(spec: TensorSpec, given: Any) -> Array:
         if hasattr(given, "__dlpack__") and not is_scalar:
             try:
                 return from_dlpack(given)
-            except (BufferError, TypeError):  # not exported, but perhaps as NumPy array
+            except (BufferError, TypeError, ValueError):  # not exported, but perhaps as NumPy array
                 return np.asarray(given)
         array: Array = np.asarray(given)
     except RlxError:
