@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import hashlib
-import secrets
+import os
 from dataclasses import dataclass
 
 from rlx.base.errors import UsageError
@@ -41,7 +41,7 @@ class RngPolicy:
     @classmethod
     def fresh(cls) -> RngPolicy:
         """Return a policy whose seed the operating system drew: no two executables then agree."""
-        return cls(secrets.randbits(64))
+        return cls(int.from_bytes(os.urandom(8), "little"))
 
 
 def stream_number(name: str) -> int:

@@ -34,7 +34,6 @@ from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
 from rlx.runtime.entry import Restored, Signature
-from rlx.runtime.finite import checked_run
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Declared, Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
@@ -768,6 +767,8 @@ class Executable(Weighted, Observable):
         outputs = [
             (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
         ]
+        from rlx.runtime.finite import checked_run  # opening a package does not need it
+
         compiled = variant.program.compiled
         fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
         plain = self.state.running(compiled, fed)

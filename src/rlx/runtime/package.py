@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import secrets
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -180,7 +180,7 @@ def write_package(
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     checksum = hashlib.sha256(text).digest()
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with part.open("xb") as file:
             file.write(_MAGIC + len(text).to_bytes(8, "little") + checksum)
