@@ -157,12 +157,12 @@ class _Search:
         found = self._differing(self._all)
         if not found:
             return None
-        outputs = dict(zip(self.graph.output_names, self.graph.outputs, strict=True))
+        outputs = _outputs(self.graph)
         bad = [outputs[d.name] for d in found]
         self.order = _ancestors(self.graph, bad)
         if not self.order:
             raise UsageError(
-                f"output {found[0].name!r} is an input or weight of the model, and differs: no node computes it"
+                f"output {found[0].name!r} differs, and no node computes it: it is an input, weight or constant"
             )
         low, high = -1, len(self.order) - 1
         at_high = found
@@ -216,13 +216,13 @@ class _Search:
             )
         producer = known[guilty[0].name].producer
         assert producer is not None
-        return self._finding(producer, guilty[0], self._all)
+        return self._finding(producer, guilty[0], _outputs)
 
     # -- running both ------------------------------------------------------------------------------------------------
 
     def _all(self, graph: Graph) -> dict[str, Value]:
         self.graph = clone_graph(graph)  # the passes change the one that is compiled
-        return dict(zip(graph.output_names, graph.outputs, strict=True))
+        return _outputs(graph)
 
     def _crossing(self, position: int, bad: Sequence[Value]) -> Callable[[Graph], dict[str, Value]]:
         """Return a choice of the values that nodes up to a position make and later ones, or the outputs, read."""
@@ -231,7 +231,6 @@ class _Search:
         crossing = [
             (index[node], result.index)
             for node in self.order[: position + 1]
-            if not isinstance(node.op, Constant)
             for result in node.results
             if result in last or any(u in later for u in result.users)
         ]
@@ -368,7 +367,7 @@ def _positions(graph: Graph) -> dict[Node, int]:
 
 
 def _ancestors(graph: Graph, values: Sequence[Value]) -> list[Node]:
-    """Return the nodes that values are computed by, in order."""
+    """Return the nodes that values are computed by, in order; constants alone in front of a cut would tell nothing."""
     needed: set[Node] = set()
     stack = [v.producer for v in values if v.producer is not None]
     while stack:
@@ -376,7 +375,11 @@ def _ancestors(graph: Graph, values: Sequence[Value]) -> list[Node]:
         if node not in needed:
             needed.add(node)
             stack += [o.producer for o in node.operands if o is not None and o.producer is not None]
-    return [node for node in graph.block if node in needed]
+    return [n for n in graph.block if n in needed and not isinstance(n.op, Constant)]
+
+
+def _outputs(graph: Graph) -> dict[str, Value]:
+    return dict(zip(graph.output_names, graph.outputs, strict=True))
 
 
 def _shape(given: Any) -> tuple[int, ...]:

@@ -214,6 +214,20 @@ def test_other_outputs_and_branches_do_not_confuse_it(monkeypatch: pytest.Monkey
     assert found.nodes == 4  # those that lead to the output that differs
 
 
+def test_constants_in_front_are_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ["graph {", "  input %s0: f32[4]"]
+    lines += [f"  %c{i} = constant() {{data=literal dense<f32[]: {i + 2}.0>}}" for i in range(12)]
+    lines += [f"  %s{i + 1} = mul(%s{i}, %c{i})" for i in range(12)]
+    lines += ['  %a = atan(%s12) @ "guilty"', '  return %a as "y"', "}"]
+    graph = rlx.Graph("constants")
+    graph.ir = parse_graph("\n".join(lines))
+    _kernel(monkeypatch)
+    found = bisect(rlx.compile(graph), {"s0": np.full(4, 1e-9, np.float32)}, _PLAIN, _FAST)
+    assert found is not None
+    assert found.node == "'guilty'"
+    assert found.nodes == 13
+
+
 def test_the_weights_are_those_that_were_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with rlx.Graph("weights") as g:
         x = g.input("x", [2, 9])
