@@ -26,6 +26,8 @@ STATES = 4
 
 _CHAINS = 8
 """Independent FMAs that hide each other's latency."""
+_MOST_UNITS = 4
+"""Groups of hidden units that a product walks at once, at most."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class CellEmitter:
 
     def units_for(self, gates: int, rows: int) -> int:
         """Return how many groups of hidden units a product of that many sequences walks at once."""
-        return min(self.groups, 4, max(1, _CHAINS // (gates * rows)))
+        return min(self.groups, _MOST_UNITS, max(1, _CHAINS // (gates * rows)))
 
     def product(self, gates: int, rows: int, units: int) -> Function:
         """Return (state, weights of a group, out): out[row][unit][gate] = state @ weights."""
@@ -303,15 +305,6 @@ class Sequences:
         weights = self.own("r" if part == 0 else "r2", e.groups * per_group)
         tiles = udiv(k, self.rows + (tile - 1), k.i64(tile))
 
-        def rows_of(source_row: Value, count: int, unit: Value, units: int) -> None:
-            state = self.place(source, source_row * e.pitch)
-            k.call(
-                e.product(gates, count, units),
-                state,
-                self.place(weights, unit * per_group),
-                self.buffer,
-            )
-
         def finish_units(row: Value, count: Value, unit: Value, units: Value) -> None:
             with k.loop(0, count) as loop_rows:
                 with k.loop(0, units) as loop_units:
@@ -328,6 +321,11 @@ class Sequences:
                     loop_units.next()
                 loop_rows.next()
 
+        products = {
+            rows * _MOST_UNITS + units: function
+            for (among, rows, units), function in e.products.items()
+            if among == gates
+        }
         # With one tile of sequences several groups of units may be walked at once.
         wide = k.i64(1)
         for count in range(1, tile + 1):
@@ -342,10 +340,12 @@ class Sequences:
             with k.loop(0, tiles) as loop_tiles:
                 row = udiv(k, self.rows * loop_tiles.index, tiles)
                 count = udiv(k, self.rows * (loop_tiles.index + 1), tiles) - row
-                for rows in range(1, tile + 1):
-                    for several in sorted({1, e.units_for(gates, rows)}):
-                        with k.if_(count.eq(rows) & units.eq(several)):
-                            rows_of(row, rows, unit, several)
+                k.call_pointer(
+                    k.choose(count * _MOST_UNITS + units, products, (PTR, PTR, PTR)),
+                    self.place(source, row * e.pitch),
+                    self.place(weights, unit * per_group),
+                    self.buffer,
+                )
                 finish_units(row, count, unit, units)
                 loop_tiles.next()
             loop.next(unit + units)
