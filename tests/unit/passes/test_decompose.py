@@ -5,6 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from rlx.backends.cpu.claims import cpu_claims
+from rlx.backends.cpu.isa import host_isa
+from rlx.backends.cpu.passes import cpu_passes
 from rlx.base.dtypes import DType
 from rlx.base.target import Claims
 from rlx.base.types import TensorType
@@ -13,9 +16,10 @@ from rlx.ir.graph import Graph, Value
 from rlx.ir.op import Op
 from rlx.ir.verify import verify
 from rlx.ops.elementwise import exp, mul
+from rlx.ops.reduce import Reduce
 from rlx.ops.spec import emit_one
 from rlx.passes.decompose import Decompose
-from rlx.passes.manager import PassContext
+from rlx.passes.manager import PassContext, Pipeline
 
 
 @dataclass(frozen=True)
@@ -65,3 +69,11 @@ def test_what_the_target_does_not_claim_is_expanded_repeatedly(
     Decompose().run(graph, PassContext(claims=Claims(ops=frozenset(ops))))
     verify(graph)
     assert [n.op.name for n in graph.block] == expected
+
+
+def test_the_cpus_own_passes_leave_reductions_the_axes_that_layouts_gave_them() -> None:
+    graph = Graph()
+    x = graph.add_input("x", TensorType(DType.F32, (2, 3, 50)))
+    graph.set_outputs({"y": Builder(graph.block, graph.facts).emit_one(Reduce("sum", (1,)), x)})
+    Pipeline(tuple(cpu_passes(host_isa()))).run(graph, PassContext(claims=cpu_claims(host_isa())))
+    assert [n.op.name for n in graph.block] == ["reduce"]
