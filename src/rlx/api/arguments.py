@@ -6,11 +6,10 @@ from __future__ import annotations
 import operator
 from typing import Any, cast
 
-import numpy as np
-
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
+from rlx.base.foreign import as_array
 from rlx.base.numeric import Array
 from rlx.ir.graph import Block, Value
 
@@ -71,12 +70,5 @@ def _dim(name: str, extent: Any) -> Dim:
 
 def array_of(name: str, data: Any) -> Array:
     """Return the value given for a leaf in this machine's byte order; a UsageError says why it is none."""
-    if np.ma.is_masked(data):
-        raise UsageError(
-            f"param {name!r} has masked elements, which have no value; fill them first"
-        )
-    try:
-        array = np.asarray(data)
-    except ValueError as error:  # nested lists of different lengths
-        raise UsageError(f"param {name!r} is no array: {error}") from error
+    array = as_array(data, f"param {name!r}")
     return array.astype(DType.of(array.dtype).numpy, copy=False)

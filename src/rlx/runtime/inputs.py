@@ -14,9 +14,9 @@ from rlx.base.allocation import allocate
 from rlx.base.convert import convert_exactly
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import Dim, evaluate, lone_symbol, symbols_of
-from rlx.base.dlpack import from_dlpack
 from rlx.base.dtypes import DType
-from rlx.base.errors import RlxError, UsageError
+from rlx.base.errors import UsageError
+from rlx.base.foreign import as_array
 from rlx.base.numeric import Array
 
 __all__ = ["Declared", "Inputs", "TensorSpec"]
@@ -140,11 +140,10 @@ class Inputs:
     def _accept(self, position: int, given: Any) -> Array:
         """Convert one input to a C-contiguous array of the declared dtype, or say why not."""
         spec, dtype = self.specs[position], self._dtypes[position]
-        if np.ma.is_masked(given):
-            raise UsageError(
-                f"input {spec} got a masked array; masked elements have no value, fill them with .filled(...)"
-            )
-        array = cast("Array", given) if isinstance(given, np.ndarray) else _array_of(spec, given)
+        array = as_array(given, f"input {spec}")
+        plain = not issubclass(type(given), np.generic | np.ndarray)
+        if plain and not hasattr(given, "__dlpack__") and not hasattr(given, "__array__"):
+            array = _from_python(spec, array)
         if array.dtype != dtype:
             raise UsageError(
                 f"input {spec} got dtype {array.dtype}; convert it with .astype({dtype.name!r})"
@@ -233,27 +232,6 @@ def _shape(spec: TensorSpec, given: Any) -> tuple[int, ...]:
     if any(extent < 0 for extent in extents):
         raise UsageError(f"warmup: {given!r} is no shape of input {spec}")
     return extents
-
-
-def _array_of(spec: TensorSpec, given: Any) -> Array:
-    """Return an array of another library, or of numbers and lists."""
-    is_scalar = issubclass(type(given), np.generic)
-    try:
-        if hasattr(given, "__dlpack__") and not is_scalar:
-            try:
-                return from_dlpack(given)
-            except (BufferError, TypeError, ValueError):  # not exported, but perhaps as NumPy array
-                return np.asarray(given)
-        array: Array = np.asarray(given)
-    except RlxError:
-        raise
-    except Exception as error:  # whatever another library raises: it is about this input
-        raise UsageError(
-            f"input {spec} got a {type(given).__name__} that gives no array: {error}"
-        ) from error
-    if is_scalar or hasattr(given, "__array__"):
-        return array
-    return _from_python(spec, array)
 
 
 def _from_python(spec: TensorSpec, array: Array) -> Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from rlx.base.convert import convert_exactly
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
+from rlx.base.foreign import as_array
 from rlx.base.numeric import Array
 from rlx.runtime.cells import Cell, Derived, find_derived, pooled, take_out
 from rlx.runtime.weight_plan import Default, ParamSpec, WeightPlan
@@ -159,8 +160,8 @@ class Params:
             UsageError: there is no such param, or the shape or a value does not fit.
         """
         param = self._find(name)
-        array = _as_array(value)
         shown = f"param {name!r} of {self._model}"
+        array = as_array(value, shown)
         self.check_shape(name, array.shape)
         fits = array.dtype == param.dtype.numpy and array.flags.c_contiguous and array.flags.aligned
         if adopt and fits and not array.flags.writeable:
@@ -202,8 +203,8 @@ class Params:
     def set_range(self, name: str, start: int, value: Any) -> None:
         """Replace rows of a param, from `start` on along its first axis."""
         param = self._find(name)
-        array = _as_array(value)
         shown = f"param {name!r} of {self._model}"
+        array = as_array(value, shown)
         if not param.shape:
             raise UsageError(f"{shown} has rank 0 and so no rows; use set_param")
         if array.ndim != len(param.shape) or array.shape[1:] != param.shape[1:]:
@@ -408,17 +409,6 @@ def _placed(compiled: CompiledGraph, data: dict[str, Array]) -> dict[str, Array]
     if isinstance(compiled, AdoptingGraph):
         return compiled.adopt_weights(data)
     return {n: a.copy() if a.flags.writeable else a for n, a in data.items()}
-
-
-def _as_array(value: Any) -> Array:
-    if isinstance(value, np.ndarray):
-        return cast("Array", value)
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
-        try:
-            return cast("Array", np.from_dlpack(value))
-        except (BufferError, RuntimeError, TypeError):
-            pass
-    return cast("Array", np.asarray(cast("Any", value)))
 
 
 def _check_same(

@@ -163,6 +163,10 @@ class Weighted:
         self._take(other, copy=True)
 
     def _take(self, other: Weighted, *, copy: bool) -> None:
+        if not isinstance(other, Weighted):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"weights are taken from an executable, not from a {type(other).__name__}"
+            )
         if other is self:
             return
         other._settle()

@@ -72,9 +72,9 @@ def test_what_is_no_name_dtype_weight_or_output() -> None:
                 g.output(odd, x)
         with pytest.raises(rlx.UsageError, match="'z' has no dtype"):
             g.input("z", [2], None)
-        with pytest.raises(rlx.UsageError, match="'w' is no array"):
+        with pytest.raises(rlx.UsageError, match="'w' got a list that gives no array"):
             g.param("w", [[1], [1, 2]])
-        with pytest.raises(rlx.UsageError, match="'w' has masked elements"):
+        with pytest.raises(rlx.UsageError, match="'w' got a masked array"):
             g.param("w", np.ma.masked_array([1.0, 2.0], mask=[False, True]))
         odd = ["n"]
         with pytest.raises(rlx.UsageError, match=r"'w' has a symbolic extent"):

@@ -19,7 +19,8 @@ from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.base.store import default_store
 from rlx.base.types import TensorType
-from rlx.ir.op import Op
+from rlx.ir.graph import Value
+from rlx.ir.op import Op, registered_ops
 from rlx.ops.elementwise import relu
 from rlx.ops.spec import emit_one, op
 
@@ -30,16 +31,22 @@ def _same_type(x: TensorType) -> TensorType:
     return x
 
 
-@rlx.op("example.half", infer=_same_type, version="1")
-def _half(x: Any) -> Any:
+def _halved(x: Any) -> Any:
     """x / 2, on the host."""
     return x * np.float32(0.5)
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path) -> Iterator[Path]:
+    half = rlx.op("example.half", infer=_same_type, version="1")(_halved)
     with override(RLX_CACHE_DIR=str(tmp_path / "cache")):
         yield tmp_path / "cache"
+    half.unregister()
+
+
+def _half(x: Value) -> Value:
+    registered: Any = registered_ops()["example.half"]
+    return registered.operator(x)
 
 
 def _graph(factor: float = 1.0, bias: float = 0.5, name: str = "hidden") -> rlx.Graph:

@@ -147,3 +147,33 @@ def test_a_rank_0_weight_that_is_computed_stays_of_rank_0() -> None:
         g.output("y", g.input("x", ["N"]) * (w + w))
     for device in ("reference", "cpu"):
         np.testing.assert_array_equal(rlx.compile(g, device)(np.ones(2, np.float32)), [6, 6])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            np.ma.masked_array(np.ones(3, np.float32), mask=[False, True, False]),
+            "got a masked array",
+        ),
+        ([[1], [1, 2]], "a list that gives no array"),
+        (_Raising(), "a _Raising that gives no array: requires grad"),
+        (None, "got shape"),
+    ],
+)
+def test_what_is_no_value_of_a_weight(value: Any, message: str) -> None:
+    with rlx.Graph("g") as g:
+        g.output("y", g.input("x", ["N", 3]) * g.param("w", np.ones(3, np.float32)))
+    run = rlx.compile(g, threads=1)
+    with pytest.raises(rlx.UsageError, match=f"param 'w' of g.*{message}"):
+        run.set_param("w", value)
+    np.testing.assert_array_equal(run(_X), _X)
+
+
+def test_weights_come_from_executables(run: rlx.Executable) -> None:
+    odd: Any
+    for odd in ("model.onnx", None):
+        with pytest.raises(rlx.UsageError, match="taken from an executable, not from a"):
+            run.share_weights_from(odd)
+        with pytest.raises(rlx.UsageError, match="taken from an executable, not from a"):
+            run.copy_params_from(odd)
