@@ -34,8 +34,9 @@ def as_array(given: Any, what: str) -> Array:
         if hasattr(given, "__dlpack__") and not issubclass(type(given), np.generic):
             try:
                 return from_dlpack(given)
-            except (BufferError, TypeError, ValueError):  # not exported, but perhaps as NumPy array
-                pass
+            except (BufferError, TypeError, ValueError):
+                if not hasattr(given, "__array__"):  # not exported, but perhaps as NumPy array
+                    raise
         return np.asarray(given)
     except RlxError:
         raise
