@@ -78,8 +78,8 @@ def open(  # noqa: A001  (the verb users expect)
 def _refuse(path: str, hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
     extents = {**hints, **fixed}
     raise UsageError(
-        f"{path!r} has no program for the extents {extents}, which break the assumptions of those it holds; "
-        "run the model with such extents before saving it"
+        f"{path!r} has no program for the extents {extents}, which break the assumptions of those it holds, and no "
+        "graph to compile another one from; run the model with such extents before saving it, or load the model itself"
     )
 
 
