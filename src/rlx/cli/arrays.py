@@ -38,14 +38,19 @@ def read_arrays(file: Path) -> dict[str, Array]:
         raise UsageError(f"cannot read arrays from {file}: {reason}") from error
 
 
-def check_target(file: Path) -> None:
+def check_target(file: Path, what: str = "outputs are", suffix: str = ".npz") -> None:
     """Check, before there is anything to write, that a file can be written.
 
+    Args:
+        file: to be written.
+        what: goes into it; begins the message.
+        suffix: that its name must have.
+
     Raises:
-        UsageError: it is no .npz file, or its folder is not there.
+        UsageError: its name has another suffix, or its folder is not there.
     """
-    if file.suffix != ".npz":
-        raise UsageError(f"outputs are written to an .npz file, not {file}")
+    if file.suffix != suffix:
+        raise UsageError(f"{what} written to a {suffix} file, not {file}")
     if not file.parent.is_dir():
         raise UsageError(f"cannot write {file}: there is no folder {file.parent}")
 

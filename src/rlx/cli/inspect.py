@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from rlx.cli.arrays import check_target
 from rlx.cli.common import check_dims, console, open_model, parse_dims, show_table
 from rlx.runtime.executable import Executable
 
@@ -31,6 +32,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
 ) -> None:
     """Show what a model is and what rlx makes of it."""
+    if arena is not None:
+        check_target(arena, "the picture is", ".svg")
     dims = parse_dims(dim or [])
     with open_model(model, device, dims=dims) as loaded:
         check_dims(loaded, dims)

@@ -343,6 +343,10 @@ def test_profile(run: Callable[..., str], model: Path, tmp_path: Path) -> None:
     assert data["extents"] == {"batch": 1}
     assert data["by_op"]
     assert isinstance(_invoke("profile", model, "--by", "kernel").exception, rlx.UsageError)
+    for command, option, path in (("profile", "--trace", "t.txt"), ("inspect", "--arena", "a.png")):
+        error = _invoke(command, model, option, tmp_path / path).exception
+        assert isinstance(error, rlx.UsageError)
+        assert f"not {tmp_path / path}" in str(error)
 
 
 def test_inspect_as_json_and_with_a_picture(
