@@ -64,6 +64,7 @@ def onnx_source(
         cache,
         interface.to_data(),
         lambda: reader.files,
+        reader.changed,
         read_params=lambda: reader.params(interface),
     )
 
@@ -124,6 +125,10 @@ class _Reader:
         model = load_model(self._opened)
         check_supported(model)
         return model
+
+    def changed(self) -> bool:
+        """Return whether a file beside the model was replaced since it was read."""
+        return self.model.changed()
 
     @property
     def files(self) -> Mapping[str | None, memoryview]:

@@ -29,7 +29,9 @@ def _entries() -> dict[str, Any]:
 
 def backend_names() -> list[str]:
     """Return the names of all installed backends."""
-    return sorted(_entries())
+    return sorted(
+        {*_OWN, *_entries()}
+    )  # rlx's own also where it runs from a folder that was not installed
 
 
 @cache

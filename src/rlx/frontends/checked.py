@@ -28,7 +28,12 @@ _OPEN_FLAGS = (
 
 
 def map_file(path: Path) -> memoryview:
-    """Return the bytes of a regular file as a read-only memory map.
+    """Return the bytes of a regular file as a read-only memory map; see `_map`."""
+    return _map(path)[0]
+
+
+def _map(path: Path) -> tuple[memoryview, tuple[int, ...]]:
+    """Return the bytes of a regular file as a read-only memory map, and the stamp of the file.
 
     The map lives as long as a view of it does; an empty file gives an empty view. ``path`` must be
     resolved: a symlink is refused, so that a path checked before cannot be swapped for a link in
@@ -44,10 +49,16 @@ def map_file(path: Path) -> memoryview:
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{str(path)!r} is not a regular file; only regular files are read")
         if status.st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ))
+            return memoryview(b""), _stamp(status)
+        mapped = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        return memoryview(mapped), _stamp(status)
     finally:
         os.close(descriptor)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, ...]:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (status.st_dev, status.st_ino, status.st_size, *times)
 
 
 @dataclass(frozen=True)
@@ -161,11 +172,19 @@ class SideFiles:
     _maps: dict[Path, tuple[str, memoryview]] = field(
         default_factory=dict[Path, tuple[str, memoryview]]
     )
+    _stamps: dict[Path, tuple[int, ...]] = field(default_factory=dict[Path, tuple[int, ...]])
     _found: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
     def opened(self) -> dict[str, memoryview]:
         """Return the files read so far, each under one of its locations."""
         return dict(self._maps.values())
+
+    def changed(self) -> bool:
+        """Return whether one of the files is not the one that was mapped any more."""
+        try:
+            return any(_stamp(path.stat()) != stamp for path, stamp in self._stamps.items())
+        except OSError:
+            return True
 
     def read(self, location: str, what: str) -> memoryview:
         """Return all bytes of the file at ``location``, as a shared map.
@@ -184,7 +203,8 @@ class SideFiles:
         path = self.home.find(location, what)
         if path not in self._maps:  # two spellings of one path share a map
             try:
-                self._maps[path] = location, map_file(path)
+                view, self._stamps[path] = _map(path)
+                self._maps[path] = location, view
             except OSError as error:
                 raise ModelError(
                     f"{what}: cannot map external file {location[:200]!r}: {error}"

@@ -86,6 +86,7 @@ class Source:
         interface: what the front end wants kept beside them.
         files: the mapped files of the model by location (None: the model itself), once it was read; weights may be
             views of them.
+        changed: whether one of them was replaced since, so that nothing made of it is what the file now says.
         params: its weights, if they are at hand; handed over to the executable.
         read_params: reads them from the model.
         saved: programs that were compiled earlier; there are no others then.
@@ -101,6 +102,7 @@ class Source:
     cache: ProgramCache | None = None
     interface: Mapping[str, Any] = field(default_factory=dict[str, Any])
     files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
+    changed: Callable[[], bool] = bool
     params: dict[str, Default] = field(default_factory=dict[str, Default])
     read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
     saved: Saved | None = None
@@ -872,9 +874,8 @@ class Executable(Weighted, Observable):
             )
         graph.facts.uppers = dict(uppers)
         params = defaults_of(graph)
-        self._weights.declare(
-            params if source.cache is None else source.cache.identified(params, source.files())
-        )
+        cache = None if source.changed() else source.cache
+        self._weights.declare(params if cache is None else cache.identified(params, source.files()))
         for param in graph.params.values():
             param.data = None
         made = compile_graph(graph, self._backend, self._target, self._options)
@@ -887,8 +888,8 @@ class Executable(Weighted, Observable):
         bound = self._weights.bind(made.compiled, made.weight_plan())
         if self._weights.is_pristine:
             self._weights.refresh(bound)
-            if source.cache is not None:
-                source.cache.save(
+            if cache is not None and not source.changed():
+                cache.save(
                     made.compiled,
                     signature,
                     source.interface,

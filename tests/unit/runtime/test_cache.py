@@ -408,6 +408,25 @@ def test_executables_of_a_file_that_changed_do_not_share(tmp_path: Path) -> None
     np.testing.assert_array_equal(first.run(given)["y"], expected)
 
 
+def test_external_data_that_is_replaced_before_the_first_run(tmp_path: Path) -> None:
+    """What was mapped at the load is used, and is not taken for what lies there now."""
+    path = _affine(tmp_path / "m.onnx", **_EXTERNAL)
+    side = tmp_path / "w.bin"
+    _settle(side)
+    expected = _run_plain(path, 3)
+    first = rlx.load(path, threads=1)
+    values = np.frombuffer(side.read_bytes(), np.float32) * np.float32(2)
+    side.unlink()
+    side.write_bytes(values.tobytes())
+    _settle(side)
+    given = {"x": _x(), "z": _z(3)}
+    np.testing.assert_array_equal(first.run(given)["y"], expected)
+    for cached in (False, True):
+        second = rlx.load(path, threads=1)
+        np.testing.assert_allclose(second.run(given)["y"] - 3, (expected - 3) * 2, rtol=1e-5)
+        assert _from_cache(second) is cached
+
+
 def test_bounds_by_the_files_own_names_work_from_the_cache(tmp_path: Path) -> None:
     path = _dense(tmp_path / "m.onnx")
     for cached in (False, True):

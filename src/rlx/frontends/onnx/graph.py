@@ -244,6 +244,7 @@ class Model:
             ONNX forbids it, exporters do it; the inner meaning holds inside the body.
         source: where the bytes came from, for messages.
         files: every file that was mapped: None for the model itself, the location for external data.
+        changed: whether external data was replaced since.
     """
 
     ir_version: int
@@ -258,3 +259,4 @@ class Model:
     shadowed: tuple[tuple[str, str], ...]
     source: str
     files: Mapping[str | None, memoryview] = field(default_factory=dict[str | None, memoryview])
+    changed: Callable[[], bool] = bool

@@ -112,7 +112,8 @@ def load_model(
     model: Model = Reader(_SPECS, context, name).read("ModelProto", data)
     check_functions(model.functions, model.graph, name)
     files = {None: data, **context.files.opened()}
-    return replace(model, shadowed=check_structure(model), files=files)
+    shadowed = check_structure(model)
+    return replace(model, shadowed=shadowed, files=files, changed=context.files.changed)
 
 
 _MAGIC = (
