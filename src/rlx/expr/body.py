@@ -66,6 +66,11 @@ class Body:
         """True if an instruction reduces over the row."""
         return any(TABLE[i.op].is_row for i in self.instrs)
 
+    @cached_property
+    def has_sums(self) -> bool:
+        """True if the result may depend on the order in which a row is reduced."""
+        return any(i.op in ("rsum", "rprod") and i.dtype.is_float for i in self.instrs)
+
     def uniform(self, inputs: Sequence[bool]) -> list[bool]:
         """Return for every input and instruction whether it is the same for all elements of a row.
 

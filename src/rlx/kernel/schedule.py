@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlx.base.dims import Dim, product, symbol
+from rlx.base.dims import Dim, less_equal, product, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import PassError
 from rlx.base.types import TensorType
@@ -60,6 +60,10 @@ class Lowerer(Protocol):
 
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         """Emit a copy of bytes from one slot to another."""
+        ...
+
+    def check(self, ctx: LoweringContext, margins: Sequence[Dim]) -> None:
+        """Emit a check that makes the run fail at this node if an extent is negative."""
         ...
 
 
@@ -213,6 +217,7 @@ class _Walker:
     def __init__(self, ctx: LoweringContext, lowerer: Lowerer) -> None:
         self.ctx = ctx
         self.lowerer = lowerer
+        self._checked: set[Dim] = set()
 
     def run(self, block: Block, targets: Sequence[int]) -> None:
         """Lower a block so that its results end in the target slots."""
@@ -243,10 +248,12 @@ class _Walker:
         self._copy_results(pending)
 
     def _nodes(self, block: Block) -> None:
+        outer, self._checked = self._checked, set(self._checked)  # a block may not be executed
         for node in block:
             self.ctx.node = node
             self._node(node)
         self.ctx.node = None
+        self._checked = outer
 
     def _place_results(
         self,
@@ -293,7 +300,19 @@ class _Walker:
         for source, target, nbytes in moves:
             self.lowerer.copy(ctx, source, target, nbytes)
 
+    def _check(self, node: Node) -> None:
+        """Check what no type rule could decide: that results have no negative extents, and slices lie inside."""
+        facts, source = self.ctx.program.facts, node.operands[0] if node.operands else None
+        dims = dict.fromkeys(facts.canon(d) for r in node.results for d in r.type.shape)
+        margins = [d for d in dims if less_equal(0, d) is not True and d not in self._checked]
+        self._checked.update(margins)
+        if isinstance(node.op, Slice) and source is not None:
+            margins += node.op.margins(source.type.shape)
+        if margins:
+            self.lowerer.check(self.ctx, margins)
+
     def _node(self, node: Node) -> None:
+        self._check(node)
         ctx, op = self.ctx, node.op
         if isinstance(op, Constant):
             slot = ctx.new_slot(SlotKind.WEIGHT, node.result.type.nbytes)

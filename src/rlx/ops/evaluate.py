@@ -209,6 +209,11 @@ class _Runner:
         types = [r.type for r in node.results]
         if self.env:
             types = [TensorType(t.dtype, _extents(t, self.env, where)) for t in types]
+            for type_ in types:
+                if any(isinstance(d, int) and d < 0 for d in type_.shape):
+                    raise ExecutionError(
+                        f"{where}: its result would be {type_}; the inputs are too small"
+                    )
         return self.apply(op, arrays, node.regions, types, where)
 
     def apply(

@@ -14,13 +14,13 @@ import numpy as np
 
 from rlx.base.dims import Dim, floordiv, less_equal, product
 from rlx.base.dtypes import NUMERIC, DType
-from rlx.base.errors import TypeRuleError
+from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.facts import current_facts
 from rlx.base.numeric import Array
 from rlx.base.precision import OpClass
 from rlx.base.types import Shape, TensorType, normalize_axes, normalize_axis, require_equal
 from rlx.expr.body import Body
-from rlx.expr.index import AxisMap, IndexMap
+from rlx.expr.index import AxisMap, IndexMap, range_margins
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
 from rlx.ops import elementwise as ew
@@ -280,8 +280,22 @@ class Slice(Op):
                     f"index {index} of axis {axis} is outside an extent of {extent}"
                 )
 
+    def margins(self, shape: Shape) -> list[Dim]:
+        """Return what may not be negative for an operand of this shape; what never is, is left out."""
+        return [
+            margin
+            for extent, start, size, step in zip(
+                shape, self.starts, self.sizes, self.steps, strict=True
+            )
+            for margin in range_margins(extent, start, size, step)
+        ]
+
     def reference(self, x: Array) -> Array:  # noqa: D102
         index: list[Any] = []
+        if self.margins(x.shape):
+            raise ExecutionError(
+                f"sizes {self.sizes} from {self.starts} on, steps {self.steps}, reach outside of {list(x.shape)}"
+            )
         for start, size, step in zip(self.starts, self.sizes, self.steps, strict=True):
             first, count = int(start), int(size)
             end = first + step * count

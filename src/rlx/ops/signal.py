@@ -13,7 +13,7 @@ import numpy as np
 from rlx.base import numeric
 from rlx.base.dims import Dim, ceildiv, floordiv, less_equal
 from rlx.base.dtypes import FLOATS, NUMERIC, DType
-from rlx.base.errors import TypeRuleError
+from rlx.base.errors import ExecutionError, TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.precision import OpClass
 from rlx.base.types import TensorType, require_equal
@@ -150,9 +150,10 @@ class DFT(Op):
         return x.with_shape((*shape, 1 if to_real else 2))
 
     def reference(self, x: Array) -> Array:  # noqa: D102
-        return _transform(
-            x, self.axis, int(self.length), inverse=self.inverse, onesided=self.onesided
-        )
+        length = int(self.length)
+        if length < 1:
+            raise ExecutionError(f"the length is {length}; it must be at least 1")
+        return _transform(x, self.axis, length, inverse=self.inverse, onesided=self.onesided)
 
     def decompose(self, x: Value) -> Value | None:
         """Return a product with the transform's matrix; None for symbolic or large extents."""

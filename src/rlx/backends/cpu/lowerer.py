@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.check import launch_check
 from rlx.backends.cpu.kernels.copy import copy_bytes  # the package registers every lowering
 from rlx.backends.cpu.lowering import lowerings_of
 from rlx.base.dims import Dim
@@ -59,3 +61,7 @@ class CpuLowerer:
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         """Emit a copy of bytes."""
         copy_bytes(ctx, self.isa, source, target, nbytes)
+
+    def check(self, ctx: LoweringContext, margins: Sequence[Dim]) -> None:
+        """Emit a check of extents."""
+        launch_check(ctx, self.isa, margins)

@@ -19,7 +19,7 @@ from rlx.base.errors import DeviceError
 from rlx.base.numeric import Array
 from rlx.base.target import Claims, Target
 from rlx.ir.graph import Graph, Node
-from rlx.kernel.program import Program, SlotArg
+from rlx.kernel.program import DimArg, Program, SlotArg
 from rlx.kernel.schedule import LoweringContext, schedule
 from rlx.memory.plan import Plan, plan_memory
 from rlx.memory.report import placements
@@ -42,6 +42,9 @@ class _Lowerer:
     def copy(self, ctx: LoweringContext, source: int, target: int, nbytes: Dim) -> None:
         del nbytes
         ctx.launch("copy", [SlotArg(source), SlotArg(target, writes=True)])
+
+    def check(self, ctx: LoweringContext, margins: Sequence[Dim]) -> None:
+        ctx.launch("check", [DimArg(d) for d in margins], may_fail=True)
 
 
 class _Compiled:

@@ -301,13 +301,13 @@ def lower_stft(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
 
 @lowering(DFT)
 def lower_dft(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Emit the transform; False for narrow floats, very long and symbolic lengths."""
+    """Emit the transform; False for narrow floats, and for very long, symbolic and empty lengths."""
     op, x = node.op, node.operands[0]
     assert isinstance(op, DFT)
     assert x is not None
     dtype, shape, n = x.type.dtype, x.type.shape, op.length
     components = shape[-1]
-    if dtype not in (DType.F32, DType.F64) or not isinstance(n, int) or n > _LONGEST:
+    if dtype not in (DType.F32, DType.F64) or not isinstance(n, int) or not 0 < n <= _LONGEST:
         return False
     assert isinstance(components, int)
     form = _Form(dtype, n, components, op.inverse, op.onesided, windowed=False)

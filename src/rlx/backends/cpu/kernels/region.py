@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from rlx.backends.cpu.emit import is_emittable
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.check import launch_check
 from rlx.backends.cpu.kernels.elementwise import launch_elementwise
 from rlx.backends.cpu.kernels.move import launch_move
 from rlx.backends.cpu.kernels.row_launch import launch_rows
@@ -19,6 +20,7 @@ from rlx.backends.cpu.kernels.space import (
     mapped_access,
 )
 from rlx.backends.cpu.lowering import lowering
+from rlx.base.dims import Dim
 from rlx.base.facts import Facts
 from rlx.base.types import Shape, TensorType
 from rlx.expr.body import Body
@@ -39,6 +41,9 @@ def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     facts = ctx.program.facts
     shape = tuple(facts.canon(d) for d in op.shape)
     operands = [v for v in node.operands if v is not None]
+    margins = _margins(op, operands, shape, facts)
+    if margins:
+        launch_check(ctx, isa, margins)
     reads = [_read(ctx, op, index, value) for index, value in enumerate(operands)]
     if op.row_axes:
         return _lower_rows(node, op, ctx, isa, shape, reads)
@@ -50,6 +55,17 @@ def lower_region(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
         ctx, isa, op.body, shape, reads, writes, inplace_pairs(ctx, shape, reads, writes)
     )
     return None
+
+
+def _margins(op: Region, operands: Sequence[Value], shape: Shape, facts: Facts) -> list[Dim]:
+    """Return what may not be negative, or an index map would read outside of its operand."""
+    found: dict[Dim, None] = {}
+    for index, value in enumerate(operands):
+        mapped = op.map_of(index)
+        if mapped is not None:
+            kind = _canonical(facts, value.type)
+            found.update(dict.fromkeys(mapped.margins(kind.shape, shape)))
+    return list(found)
 
 
 def _lower_rows(

@@ -252,7 +252,7 @@ def test_rows_of_two_axes_and_symbols(isa: Isa, lower_graph: Lower) -> None:
         _graph(Region(_scratch(), space, (), 2), [TensorType(DType.F32, t) for t in shapes[:2]]),
         isa,
     )
-    assert scratch.program.thunks[0].scratch != 0
+    assert any(thunk.scratch != 0 for thunk in scratch.program.thunks)
     for n in (1, 2, 7, 60):
         arrays = [
             _numbers(DType.F32, t, i) for i, t in enumerate(((3, 4, n, 6), (n, 1), (3, 1, 1, 1)))
