@@ -57,8 +57,11 @@ class PackMatMul:
         rewriter = Rewriter(graph.facts)
         weights = weight_values(graph)
         for node in list(graph.block.walk()):
-            if _anchor(node) is MatMul and node.operands[1] in weights:
-                self._pack(rewriter, node)
+            if _anchor(node) is MatMul:
+                b = node.operands[1]
+                assert b is not None
+                if is_known(b, weights):
+                    self._pack(rewriter, node)
         return rewriter.changed
 
     def _pack(self, rewriter: Rewriter, node: Node) -> None:

@@ -20,6 +20,7 @@ from rlx.ops.attention import Attention
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.elementwise import add, relu
 from rlx.ops.evaluate import evaluate
+from rlx.ops.leaf import constant
 from rlx.ops.matmul import MatMul, matmul
 from rlx.ops.pool import Pool
 from rlx.ops.qmatmul import QuantizedMatMul
@@ -74,7 +75,7 @@ def _check(
         ran = [name for name, _, _ in m.program.compiled.dispatch]
     operands = [*inputs, *params]
     want = evaluate(g.ir, given, weights, exact=True)["y"]
-    nodes = [n for n in g.ir.block if n.op.name not in ("constant", "param")]
+    nodes = g.ir.block.nodes()
     if DType.of(got.dtype).is_integer:
         np.testing.assert_array_equal(got, want)
     elif len(nodes) == 1:
@@ -105,6 +106,11 @@ def test_products_of_other_floats(level: str, dtype: DType) -> None:
     _check(level, MatMul(), [a], params=[b])
     (how, *_) = _check(level, lambda v: relu(matmul(v[0], v[1])), [a], params=[b])
     assert how == "cpu.packed_matmul+epilogue"
+
+
+def test_constant_factors_are_packed_once(level: str) -> None:
+    x, b = _numbers(DType.F32, 3, 6), _numbers(DType.F32, 6, 5)
+    assert _check(level, lambda v: matmul(v[0], constant(b)), [x]) == ["cpu.packed_matmul"]
 
 
 def test_products_of_vectors(level: str) -> None:
