@@ -216,7 +216,7 @@ class CustomOperator:
         made = dataclasses.make_dataclass(
             title, fields, bases=(Custom,), frozen=True, namespace=namespace
         )
-        made.__module__ = namespace["__module__"]  # Python 3.12 and later set it to this module
+        made.__module__ = self.function.__module__  # Python 3.12 and later set it to this module
         self.op = cast("type[Custom]", made)
 
     @property

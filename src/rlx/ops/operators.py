@@ -115,10 +115,10 @@ def _line(item: Any, extent: Dim, x: Value) -> tuple[Dim, Dim, int]:
         if isinstance(extent, int) and not -extent <= index < extent:
             raise TypeRuleError(f"index {index} is outside an extent of {extent} of {x.type}")
         return (index + extent if index < 0 else index), 1, 1
-    if not isinstance(item, slice) or item.step == 0:
-        what = f"{item!r} does not index {x.type}"
-        raise TypeRuleError(f"{what}; use gather for tensors of indices")
     line = cast("Any", item)
+    if not isinstance(item, slice) or line.step == 0:
+        what = f"{line!r} does not index {x.type}"
+        raise TypeRuleError(f"{what}; use gather for tensors of indices")
     if isinstance(extent, int):
         first, last, step = line.indices(extent)
         return first, len(range(first, last, step)), step
