@@ -115,7 +115,7 @@ def _line(item: Any, extent: Dim, x: Value) -> tuple[Dim, Dim, int]:
         if isinstance(extent, int) and not -extent <= index < extent:
             raise TypeRuleError(f"index {index} is outside an extent of {extent} of {x.type}")
         return (index + extent if index < 0 else index), 1, 1
-    line = cast("Any", item)
+    line = item
     if not isinstance(item, slice) or line.step == 0:
         what = f"{line!r} does not index {x.type}"
         raise TypeRuleError(f"{what}; use gather for tensors of indices")
