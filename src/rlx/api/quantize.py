@@ -60,6 +60,10 @@ def calibrate(  # noqa: PLR0913  (options by keyword)
         raise UsageError(f"method is one of {', '.join(METHODS)}, not {method!r}")
     if not 50 < percentile <= 100:
         raise UsageError(f"percentile is above 50 and at most 100, not {percentile}")
+    if isinstance(data, Mapping):
+        raise UsageError(
+            "data is a list with the inputs of several runs, not those of one: [{...}]"
+        )
     samples = list(data)
     if not samples:
         raise UsageError("calibration needs the inputs of at least one run")
@@ -76,6 +80,12 @@ def calibrate(  # noqa: PLR0913  (options by keyword)
         names = list(seen)[start : start + _AT_ONCE]
         copied.set_outputs({name: values[name] for name in names})
         _observe(copied, samples, seen, device)
+    empty = [name for name, found in seen.items() if not found.total]
+    if empty:
+        raise UsageError(
+            f"calibration of {', '.join(map(repr, empty))}: all samples are empty there, so there is no range; give "
+            "samples with elements, or exclude the nodes that read it"
+        )
     ranges = {name: found.range(method, percentile) for name, found in seen.items()}
     return Calibration(ranges, extents)
 

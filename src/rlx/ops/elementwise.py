@@ -672,6 +672,7 @@ class Cast(Op):
         return Region(builder.finish(builder.input(0).cast(self.to, saturate=saturate)), x.shape)
 
 
-def cast(x: Value, to: DType, saturate: bool = True) -> Value:
-    """Return x converted to a dtype; x itself where it has it already."""
+def cast(x: Value, to: DType | str, saturate: bool = True) -> Value:
+    """Return x converted to a dtype or what names one; x itself where it has it already."""
+    to = DType.of(to)
     return x if x.type.dtype is to else emit_one(Cast(to, saturate), x)

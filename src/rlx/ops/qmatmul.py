@@ -19,9 +19,16 @@ from rlx.ir.op import Op
 from rlx.ops.matmul import product_flops
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
-__all__ = ["QuantizedMatMul"]
+__all__ = ["MAX_INNER", "QuantizedMatMul", "sums_fit"]
 
 _BYTES = (DType.I8, DType.U8)
+MAX_INNER = (2**31 - 1) // (255 * 128)
+"""The largest K whose sums fit i32 whatever the operands: a - a_zero is within 255 of 0, w within 128."""
+
+
+def sums_fit(inner: Dim | int) -> bool:
+    """Return whether sums of that many products of bytes fit i32."""
+    return isinstance(inner, int) and inner <= MAX_INNER
 
 
 @op("quantized_matmul")
@@ -30,8 +37,8 @@ class QuantizedMatMul(Op):
     """a_scale * w_scale * (a - a_zero) @ w, summed exactly in i32.
 
     a: [..., K] i8 or u8; a_scale: [] f32; a_zero: [] of a's dtype, 0 where absent; w: [K, N] i8; w_scale: [N] or []
-    f32 -> [..., N] f32. It is what dequantising both and multiplying in f32 approximates: the integer sum is exact,
-    then converted and multiplied by the rounded product of the scales.
+    f32 -> [..., N] f32. K is at most 65,793, so that no sum leaves i32. It is what dequantising both and multiplying in
+    f32 approximates: the integer sum is exact, then converted and multiplied by the rounded product of the scales.
     """
 
     operands = ("a", "a_scale", "a_zero?", "w", "w_scale")
@@ -76,6 +83,8 @@ class QuantizedMatMul(Op):
         if a_zero is not None and (a_zero.dtype is not a.dtype or a_zero.rank):
             raise TypeRuleError(f"needs a zero point {a.dtype}[], found {a_zero}")
         require_equal(a.shape[-1], w.shape[0], "the inner extents of a and w")
+        if not sums_fit(w.shape[0]):
+            raise TypeRuleError(f"needs an inner extent of at most {MAX_INNER}, found {w.shape[0]}")
         if w_scale.rank:
             require_equal(w_scale.shape[0], w.shape[1], "the columns of w and its scales")
         return TensorType(DType.F32, (*a.shape[:-1], w.shape[1]))

@@ -14,6 +14,7 @@ from rlx.ir.builder import Builder, Rewriter
 from rlx.ir.graph import Block, Graph, Node, Value
 from rlx.ops.elementwise import Cast
 from rlx.ops.leaf import Constant
+from rlx.ops.quant import DequantizeLinear
 from rlx.passes.captures import weight_values
 from rlx.passes.manager import PassContext
 
@@ -25,8 +26,9 @@ class ApplyPrecision:
     """op(x: f32) -> cast(op(cast(x))) with every cast made once, and none where both ends are narrow.
 
     Numerical effect: every result of a narrowed operator is rounded to its dtype. Stays f32: what the policy says,
-    operands an operator keeps (masks, statistics), an operator that does not take the dtype, and one that reads a
-    constant the dtype cannot hold.
+    operands an operator keeps (masks, statistics), an operator that does not take the dtype, one that reads a
+    constant the dtype cannot hold, and a product of dequantised activations: the same node is an integer product
+    where the target has one, and means the same everywhere.
 
     Attributes:
         precision: which operators compute in what: a policy, or the name of one.
@@ -87,6 +89,8 @@ class _Retyper:
         dtype = self.policy.dtype_of(node.op.name, kind)
         if kind is OpClass.FIXED or node.regions:
             return DType.F32
+        if kind is OpClass.COMPUTE and any(map(self._is_dequantized, node.operands)):
+            return DType.F32
         if dtype is None:
             read = [v for v in self._retypable(node) if not self._is_fixed(v)]
             found = {self.narrowed[v].type.dtype if v in self.narrowed else DType.F32 for v in read}
@@ -106,6 +110,20 @@ class _Retyper:
     def _is_fixed(self, value: Value) -> bool:
         return value in self.weights or (
             value.producer is not None and isinstance(value.producer.op, Constant)
+        )
+
+    def _is_dequantized(self, value: Value | None) -> bool:
+        """Return whether a value comes, perhaps moved, out of the dequantisation of what is no weight."""
+        if value is None or value.producer is None:
+            return False
+        op, source = (
+            value.producer.op,
+            value.producer.operands[0] if value.producer.operands else None,
+        )
+        if op.precision_class is OpClass.MOVEMENT:
+            return self._is_dequantized(source)
+        return (
+            isinstance(op, DequantizeLinear) and source is not None and not self._is_fixed(source)
         )
 
     def _retyped(self, node: Node, dtype: DType) -> tuple[Value, ...] | None:

@@ -13,7 +13,7 @@ from rlx.ops.conv import Conv
 from rlx.ops.leaf import Constant
 from rlx.ops.matmul import MatMul
 from rlx.ops.movement import reshape, transpose
-from rlx.ops.qmatmul import QuantizedMatMul
+from rlx.ops.qmatmul import MAX_INNER, QuantizedMatMul, sums_fit
 from rlx.ops.quant import DequantizeLinear
 from rlx.ops.spec import building, emit_one
 from rlx.passes.captures import weight_values
@@ -26,8 +26,9 @@ __all__ = ["RecognizeQuantizedMatMul"]
 class RecognizeQuantizedMatMul:
     """matmul(dequantize(a), dequantize(w)) -> quantized_matmul(a, w) for a weight w; so are 1x1 convolutions.
 
-    For 8-bit a with one scale and i8 w with zero points that are all 0 and one scale, or one per column. The integer
-    sum is exact where the f32 product rounds, so results move by about the rounding of an f32 sum (reassociates).
+    For 8-bit a with one scale and i8 w with zero points that are all 0 and one scale, or one per column, and no more
+    products per sum than i32 can hold. The integer sum is exact where the f32 product rounds, so results move by about
+    the rounding of an f32 sum (reassociates).
     """
 
     name = "recognize-quantized-matmul"
@@ -111,6 +112,9 @@ def _not_integers(left: Node, right: Node, channel_axis: int, weights: set[Value
     matrix = channel_axis == 0 or w.type.rank == 2
     if a.type.dtype not in (DType.I8, DType.U8) or w.type.dtype is not DType.I8 or not matrix:
         return f"operands are {a.type} and {w.type}"
+    inner = w.type.shape[1 - channel_axis]
+    if not sums_fit(inner):
+        return f"sums of {inner} products may leave i32, which holds those of {MAX_INNER}"
     fixed = all(v is None or _is_fixed(v, weights) for v in (a_scale, a_zero, w_scale))
     if a_scale.type.elements != 1 or not fixed:
         return (

@@ -41,6 +41,7 @@ class Histogram:
     low: float = 0.0
     high: float = 0.0
     reach: float = 0.0
+    total: int = 0
     counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(_BINS, np.int64))
 
     def add(self, values: Array) -> None:
@@ -55,6 +56,7 @@ class Histogram:
         low, high = float(flat.min()), float(flat.max())
         if not np.isfinite(low + high):
             raise UsageError("there are NaNs or infinities among the values")
+        self.total += flat.size
         self.low, self.high = min(self.low, low), max(self.high, high)
         largest = max(-low, high)
         if largest > self.reach:

@@ -10,6 +10,7 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.ops.conv import Conv
 from rlx.ops.spec import emit_one
@@ -174,9 +175,51 @@ def test_activations_that_are_not_finite_are_named() -> None:
         rlx.calibrate(_mlp(), bad)
 
 
+def test_activations_without_elements_have_no_range() -> None:
+    nothing = [{"x": np.empty((0, 20), np.float32)}]
+    with pytest.raises(rlx.UsageError, match=r"calibration of 'x', .*all samples are empty"):
+        rlx.calibrate(_mlp(), nothing)
+    ranges = rlx.calibrate(_mlp(), [*nothing, *_samples()])
+    assert ranges.ranges == rlx.calibrate(_mlp(), _samples()).ranges
+
+
+@pytest.mark.parametrize("inner", [65_793, 70_000])
+def test_sums_that_leave_i32_are_no_integer_products(inner: int) -> None:
+    x = np.ones((2, inner), np.float32)  # 255 as u8
+    with rlx.Graph() as g:
+        w = g.param("w", -np.ones((inner, 4), np.float32))  # -127 as i8
+        g.output("y", g.input("x", ["N", inner]) @ w)
+    quantized = rlx.quantize(g, rlx.calibrate(g, [{"x": x}]))
+    for device in ("cpu", "reference"):
+        np.testing.assert_allclose(_run(quantized, x, device), np.full((2, 4), -inner), rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "mixed-f16"])
+@pytest.mark.parametrize("isa", ["v3", "v4"])
+def test_products_of_quantised_activations_stay_as_they_are_under_a_precision(
+    precision: str, isa: str
+) -> None:
+    with rlx.Graph() as g:
+        x = g.input("x", ["N", 20])
+        g.output("y", x @ g.param("w1", _W1))
+    quantized = rlx.quantize(g, rlx.calibrate(g, _samples()))
+    x = _samples()[0]["x"]
+    want = _run(quantized, x)
+    close = 1e-5 * np.abs(want).max()
+    for device in ("cpu", "reference"):
+        with (
+            override(RLX_CPU_ISA=isa),
+            rlx.compile(quantized, device, precision=precision) as model,
+        ):
+            got = model.run({"x": x})["y"]
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=close)
+
+
 def test_arguments_are_checked() -> None:
     with pytest.raises(rlx.UsageError, match="at least one run"):
         rlx.calibrate(_mlp(), [])
+    with pytest.raises(rlx.UsageError, match="inputs of several runs"):
+        rlx.calibrate(_mlp(), _samples()[0])  # pyright: ignore[reportArgumentType]
     with pytest.raises(rlx.UsageError, match="method is one of minmax, percentile, mse"):
         rlx.calibrate(_mlp(), _samples(), method="kl")  # pyright: ignore[reportArgumentType]
     with pytest.raises(rlx.UsageError, match="percentile is above 50"):

@@ -242,6 +242,40 @@ def test_results_are_those_of_the_narrow_operators() -> None:
     assert np.array_equal(got, got.astype(np.float16).astype(np.float32))
 
 
+@pytest.mark.parametrize("moved", ["%d", "%t"])
+def test_products_of_dequantised_activations_stay_f32(moved: str) -> None:
+    graph, _ = _apply(
+        f"""graph {{
+  input %x: u8[8,8]
+  param %s: f32[]
+  param %w: f32[8,4]
+  %d = dequantize_linear(%x, %s, none) {{axis=none, block=0, to=f32}}
+  %t = transpose(%d) {{perm=(1, 0)}}
+  %a = matmul({moved}, %w)
+  %b = tanh(%a)
+  return %b as "y"
+}}""",
+        "bf16",
+    )
+    assert _dtypes(graph)["matmul"] == {"f32"}
+    assert _dtypes(graph)["tanh"] == {"bf16"}
+
+
+def test_weights_that_were_quantised_are_narrowed() -> None:
+    graph, _ = _apply(
+        """graph {
+  input %x: f32[3,8]
+  param %s: f32[]
+  param %w: i8[8,4]
+  %v = dequantize_linear(%w, %s, none) {axis=none, block=0, to=f32}
+  %a = matmul(%x, %v)
+  return %a as "y"
+}""",
+        "bf16",
+    )
+    assert _dtypes(graph)["matmul"] == {"bf16"}
+
+
 def test_every_operator_on_floats_has_a_class() -> None:
     fixed = {n for n, c in registered_ops().items() if c.precision_class is OpClass.FIXED}
     assert not fixed & {"matmul", "conv", "attention", "softmax", "add", "reshape", "lstm"}

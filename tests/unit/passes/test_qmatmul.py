@@ -137,6 +137,15 @@ def test_what_is_no_integer_product_leaves_a_reason(old: str, new: str, reason: 
     assert any(reason in line for line in reasons), reasons
 
 
+def test_sums_that_may_leave_i32_are_refused() -> None:
+    zeros = np.zeros(65_794 * 2, np.int8)
+    text = _TEXT.replace("u8[5,4]", "u8[1,65794]").replace("i8[4,2]", "i8[65794,2]")
+    text = text.replace("1, -2, 3, -4, 5, -6, 127, -128", ", ".join(map(str, zeros)))
+    graph, reasons = _run(text)
+    assert "matmul" in _names(graph)
+    assert any("sums of 65794 products may leave i32" in line for line in reasons), reasons
+
+
 def test_scales_along_the_rows_are_refused() -> None:
     text = _TEXT.replace(
         "%w: i8[4,2] = dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>",
