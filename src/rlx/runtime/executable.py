@@ -148,6 +148,24 @@ def defaults_of(graph: Graph) -> dict[str, Default]:
     }
 
 
+def _param_reader(
+    build: Callable[[Mapping[str, int], Mapping[str, int]], Graph],
+    env: Mapping[str, int],
+    fixed: Mapping[str, int],
+) -> Callable[[str], Array]:
+    """Return what reads params by name; the model is imported once, for these extents, when the first is read."""
+    params: dict[str, Default] = {}
+
+    def read(name: str) -> Array:
+        if not params:
+            params.update(defaults_of(build(env, fixed)))
+        load = params[name].load
+        assert load is not None
+        return load()
+
+    return read
+
+
 def _same(array: Array) -> Array:
     return array
 
@@ -820,7 +838,9 @@ class Executable(Weighted, Observable):
     ) -> _Variant:
         source = self._source
         uppers = {n: max(v, source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
-        program = self._restore(env, uppers) or self._build(env, fixed, uppers, is_call=is_call)
+        program = self._restore(env, fixed, uppers) or self._build(
+            env, fixed, uppers, is_call=is_call
+        )
         variant = _Variant(program, uppers)
         self._variants.insert(0, variant)
         self._bindings.clear()
@@ -833,14 +853,16 @@ class Executable(Weighted, Observable):
             self._set_outputs(signature)
         return variant
 
-    def _restore(self, env: Mapping[str, int], uppers: Mapping[str, int]) -> Program | None:
+    def _restore(
+        self, env: Mapping[str, int], fixed: Mapping[str, int], uppers: Mapping[str, int]
+    ) -> Program | None:
         """Return a program for these extents from the cache or the package."""
         source, started = self._source, perf_counter()
         found: Restored | None = None
         if source.saved is not None:
             found = source.saved.restore(env)
         elif source.cache is not None:
-            found = source.cache.restore(env, self._read_param)
+            found = source.cache.restore(env, _param_reader(source.build, env, fixed))
         if found is None:
             return None
         self._weights.declare(found.params)
@@ -848,11 +870,6 @@ class Executable(Weighted, Observable):
         found.compiled.plan(uppers)
         seconds = {"cache": perf_counter() - started}
         return Program(found.compiled, found.signature, bound, found.report, seconds)
-
-    def _read_param(self, name: str) -> Array:
-        load = self._source.read_params()[name].load
-        assert load is not None
-        return load()
 
     def _build(
         self,

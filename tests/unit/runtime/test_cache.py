@@ -391,6 +391,34 @@ def test_executables_of_one_file_hold_one_copy_of_what_they_packed(
     np.testing.assert_array_equal(third.run(given)["y"], expected)
 
 
+def test_params_that_are_no_plain_bytes_of_the_file_are_read_at_the_extents_of_the_program(
+    tmp_path: Path,
+) -> None:
+    """The model cannot be imported without extents, so a program of the cache has to bring its own."""
+    values = np.arange(128 * 128, dtype=np.int32).reshape(128, 128) % 7 - 3
+    nodes = [
+        helper.make_node("DequantizeLinear", ["q", "s"], ["w"]),
+        helper.make_node("MatMul", ["x", "w"], ["p"]),
+        helper.make_node("Add", ["p", "z"], ["y"]),
+    ]
+    ports = [_input("x", ["N", 128]), _input("z", ["M", 128])]
+    init = [
+        helper.make_tensor("q", TensorProto.INT8, values.shape, values.ravel().tolist()),
+        numpy_helper.from_array(np.array(0.5, np.float32), "s"),
+    ]
+    graph = helper.make_graph(nodes, "affine", ports, [_input("y", [None, 128])], init)
+    path = _write(tmp_path / "m.onnx", graph)
+    for turn, rows in enumerate((3, 1, 0, 3, 1, 0)):
+        with rlx.load(path, threads=1) as loaded:
+            x, z = np.ones((3 if rows else 0, 128), np.float32), _z(rows)
+            found = loaded.run({"x": x, "z": z})["y"]
+            assert _from_cache(loaded) is (turn >= 3)
+            np.testing.assert_array_equal(loaded.get_param("q"), values)
+            digest = loaded.save(tmp_path / "m.rlxp")
+        with rlx.open(tmp_path / "m.rlxp", digest=digest) as opened:
+            np.testing.assert_array_equal(opened.run({"x": x, "z": z})["y"], found)
+
+
 def test_executables_of_a_file_that_changed_do_not_share(tmp_path: Path) -> None:
     path = _affine(tmp_path / "m.onnx", **_EXTERNAL)
     side = tmp_path / "w.bin"
