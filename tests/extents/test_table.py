@@ -778,6 +778,36 @@ def _same_transform(a: Array, b: Array) -> bool:
     return bool((np.abs(a - b) <= 2 * np.log2(n + 1) * 2.0**-24 * norm.max(initial=0.0)).all())
 
 
+def _two_extents(batch: int | str, length: int | str) -> rlx.Graph:
+    with rlx.Graph("two") as g:
+        x = g.input("x", [batch, length, 8])
+        n, s = x.type.shape[:2]
+        heads = ops.transpose(ops.reshape(matmul(x, weight(g, 8, 8)), (n, s, 2, 4)), (0, 2, 1, 3))
+        p = ops.softmax(matmul(heads, ops.transpose(heads, (0, 1, 3, 2))))
+        mixed = ops.reshape(ops.transpose(matmul(p, heads), (0, 2, 1, 3)), (n, s, 8))
+        g.output("mixed", mixed + ops.reduce_mean(x, (1,)))
+        g.output("over-batch", ops.reduce_sum(x, (0,)))
+        g.output(
+            "turned", ops.concat([ops.transpose(x, (1, 0, 2)), ops.transpose(x, (1, 0, 2))], 1)
+        )
+        g.output("rows", ops.reshape(x, (n * s, 8)) * 2.0)
+    return g
+
+
+def test_two_extents_vary_independently() -> None:
+    """The inner of two active extents moves every row of the outer one."""
+    rng = np.random.default_rng(0)
+    dims = {"B": 5, "S": 37}
+    with config.override(RLX_CHECK=True), rlx.compile(_two_extents("B", "S"), dims=dims) as m:
+        for batch, length in ((5, 37), (5, 3), (2, 37), (1, 1), (7, 2), (3, 50), (5, 37)):
+            x = rng.standard_normal((batch, length, 8), np.float32)
+            want = rlx.compile(_two_extents(batch, length)).run([x])
+            for name, found in m.run([x]).items():
+                assert found.shape == want[name].shape
+                assert found.tobytes() == want[name].tobytes(), (name, batch, length)
+        assert m.variants == 1
+
+
 # -- what no type rule can decide ----------------------------------------------------------------------------------
 
 _BEYOND: dict[str, tuple[tuple[int | str, ...], Callable[[Value], Value], int]] = {

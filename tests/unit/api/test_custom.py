@@ -25,6 +25,7 @@ from rlx.ir.parse import parse_graph
 from rlx.ir.text import print_graph
 from rlx.ops.custom import Custom, CustomOperator
 from rlx.ops.leaf import constant
+from rlx.ops.norm import softmax
 
 DEVICES = ["reference", "cpu"]
 DTYPES = ["f32", "f64", "f16", "bf16", "i32", "u8", "bool"]
@@ -728,6 +729,31 @@ def test_in_branches_and_loops(device: str) -> None:
         for count in (0, 1, 5):
             y = m(np.array(count), np.ones(2, np.float32))
             np.testing.assert_array_equal(y, np.full(2, 2.0**count))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_native_kernels_and_the_host_wait_for_each_other(threads: int) -> None:
+    """Either side reads what the other has just written, in memory that is used again and again."""
+    scale = make_scale()
+    with rlx.Graph() as g:
+        x = g.input("x", ["N", 64])
+        weight = g.param("w", np.eye(64, dtype=np.float32))
+        early = y = x + 1.0
+        for _ in range(4):
+            y = scale(y @ weight)
+            y = softmax(y) * y + scale(y)
+        g.output("y", y + early)
+    data = np.random.default_rng(0).standard_normal((300, 64)).astype(np.float32)
+    want = data + 1
+    for _ in range(4):
+        y = want * 2
+        e = np.exp(y - y.max(1, keepdims=True))
+        want = e / e.sum(1, keepdims=True) * y + y * 2
+    with config.override(RLX_CHECK=True), rlx.compile(g, threads=threads) as m:
+        for rows in (300, 7, 300):
+            expected = want[:rows] + data[:rows] + 1
+            np.testing.assert_allclose(m(data[:rows]), expected, rtol=1e-4, atol=1e-4)
+        assert m.memory().arena < 6 * data.nbytes
 
 
 # -- caches --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
+import rlx
 from rlx.base.dtypes import DType
 from rlx.base.errors import TypeRuleError, UsageError
 from rlx.base.precision import NARROW, OpClass, PrecisionPolicy
@@ -156,6 +156,39 @@ def test_integers_and_indices_are_not_touched() -> None:
     gather = next(n for n in graph.block if n.op.name == "gather")
     assert gather.results[0].type.dtype is DType.F16
     assert gather.operands[1] is graph.inputs[1]
+
+
+@pytest.mark.parametrize("policy", ["f16", "bf16"])
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_positions_that_narrow_floats_do_not_hold_stay_exact(policy: str, device: str) -> None:
+    """Indices, arg reductions, orders, comparisons and casts keep their own dtypes under any policy."""
+    rows = 5000
+    with rlx.Graph() as g:
+        ids = g.input("ids", ["N"], "i64")
+        x = g.input("x", [rows])
+        table = g.param("table", np.arange(rows, dtype=np.float32)[:, None] % 128)
+        g.output("row", rlx.ops.gather(table, ids))
+        g.output("largest", rlx.ops.arg_max(x * 2.0, 0))
+        g.output("order", rlx.ops.top_k(x * 2.0, 3)[1])
+        g.output("above", x * 2.0 > 1.0)
+        g.output("wide", rlx.ops.cast(ids, "f64") + 0.25)
+    given = np.array([0, 2049, 4097, 4999, -1])
+    x = np.zeros(rows, np.float32)
+    x[[4097, 2049, 4999]] = 3, 2, 1
+    with rlx.compile(g, device, precision=policy) as m:
+        found = m.run([given, x])
+    assert {k: v.dtype.name for k, v in found.items()} == {
+        "row": "float32",
+        "largest": "int64",
+        "order": "int64",
+        "above": "bool",
+        "wide": "float64",
+    }
+    np.testing.assert_array_equal(found["row"][:, 0], given % rows % 128)
+    assert int(found["largest"].item()) == 4097
+    assert found["order"].tolist() == [4097, 2049, 4999]
+    assert np.flatnonzero(found["above"]).tolist() == [2049, 4097, 4999]
+    np.testing.assert_array_equal(found["wide"], given + 0.25)
 
 
 def _name_of(cls: str) -> str:

@@ -332,6 +332,53 @@ def test_zero_extents_are_a_variant_of_their_own(device: str) -> None:
     assert run.variants == 3
 
 
+def test_the_number_of_variants_is_bounded(device: str) -> None:
+    """Whether an extent is 0 is an assumption; four extents make more of them than are kept."""
+    names = "abcd"
+    with rlx.Graph("four") as g:
+        for name in names:
+            g.output(f"{name}2", g.input(name, [name]) * 2)
+    run = rlx.compile(g, device)
+
+    def call(choice: int, extent: int) -> None:
+        given = {n: _ones(extent if choice >> i & 1 else 0) for i, n in enumerate(names)}
+        for name, found in run.run(given).items():
+            np.testing.assert_array_equal(found, given[name[0]] * 2)
+
+    for choice in range(8):
+        call(choice, 2)
+    for _ in range(2):
+        with pytest.raises(rlx.UsageError, match="four was compiled 8 times for different"):
+            call(8, 2)
+        assert run.variants == 8
+        for choice in range(8):  # what there is serves on
+            call(choice, 5)
+
+
+def test_more_extents_than_bindings_are_kept(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setattr("rlx.runtime.executable._MAX_BINDINGS", 3)
+    run = rlx.compile(_scale(), device, dims={"N": 8})
+    for n in (1, 2, 3, 4, 5, 1, 5, 2, 8, 1):
+        np.testing.assert_array_equal(run(_ones(n, 3)), np.full((n, 3), 2))
+    assert run.variants == 1
+
+
+def test_intermediate_values_beyond_4_gib_are_addressed_in_64_bits() -> None:
+    """Three values of 2 GiB at the bound; a call of few rows touches a few pages of them.
+
+    Cut to 32 bits, the address of the third would be that of the first.
+    """
+    with rlx.Graph("large") as g:
+        a = softmax(g.input("x", ["N", 2], "f16"))
+        b = softmax(a * 2.0)
+        c = softmax(b * 3.0)
+        g.output("y", a * 10.0 + b * 100.0 + c * 1000.0)
+    x = np.random.default_rng(0).standard_normal((5, 2)).astype(np.float16)
+    with rlx.compile(g, dims={"N": 1 << 29}, threads=1) as run:
+        assert run.memory().arena == 6 << 30
+        np.testing.assert_allclose(run(x), rlx.compile(g, "reference")(x), rtol=2**-9)
+
+
 # -- errors in the data --------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ import rlx
 from rlx.base.dlpack import dlpack
 from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
-from rlx.ops.elementwise import div
-from rlx.ops.movement import reshape, slice_axis, transpose
+from rlx.ops.elementwise import cast, div, equal, where
+from rlx.ops.movement import concat, reshape, slice_axis, transpose
 
 
 @pytest.fixture(params=("reference", "cpu"))
@@ -208,13 +208,28 @@ def test_outputs_that_are_inputs_constants_views_or_twice_the_same_fill_their_bu
     np.testing.assert_array_equal(x, np.arange(12).reshape(4, 3))
 
 
-def test_nothing_is_written_beside_a_buffer() -> None:
-    m = rlx.compile(_two())
+@pytest.mark.parametrize("dtype", ["bool", "i8", "f16", "bf16", "i16", "f32", "f64", "i64"])
+def test_nothing_is_written_beside_a_buffer(dtype: str) -> None:
+    """Copies, movement, arithmetic, comparisons and conversions end at the last byte of what they write."""
+    with rlx.Graph() as g:
+        x = g.input("x", ["N", 3], dtype)
+        g.output("same", x)
+        g.output("turned", transpose(x, (1, 0)))
+        g.output("joined", concat([x, x], 1))
+        g.output("chosen", where(equal(x, x), x, x))
+        g.output("equal", equal(x, x))
+        g.output("half", cast(x, "f16"))
+        g.output("byte", cast(x, "u8"))
+    m, reference = rlx.compile(g), rlx.compile(g, "reference")
     for n in (1, 2, 5, 7, 33):
-        block = np.full(3 * n + 2, -7, np.float32)
-        m.run(_data(n), out={"sum": block[1:-1].reshape(n, 3)})
-        assert block[0] == block[-1] == -7
-        np.testing.assert_array_equal(block[1:-1].reshape(n, 3), sum(_data(n).values()))
+        x = (np.arange(3 * n).reshape(n, 3) % 100).astype(DType.of(dtype).numpy)
+        want = reference.run([x])
+        blocks = {k: np.full(v.size + 2, 77).astype(v.dtype) for k, v in want.items()}
+        before = {k: block.tobytes() for k, block in blocks.items()}
+        m.run([x], out={k: blocks[k][1:-1].reshape(v.shape) for k, v in want.items()})
+        for k, v in want.items():
+            size = v.itemsize
+            assert blocks[k].tobytes() == before[k][:size] + v.tobytes() + before[k][-size:], k
 
 
 def test_a_failing_run_leaves_buffers_and_executable_usable(device: str) -> None:
@@ -263,12 +278,13 @@ def test_every_dtype_passes_bit_for_bit(dtype: DType, device: str) -> None:
     x = _bits(dtype)
     same, turned = np.empty_like(x), np.empty((35, 2), x.dtype)
     for given in (x, x.copy(order="F")):
-        fresh = m.run([given])
         m.run([given], out=[same, turned])
-        for found in (fresh["same"], same):
+        queued = m.run_async([given])
+        runs = [m.run([given]), queued.result(), *m.run_pipelined([[given], [given]])]
+        for found in (same, *(results["same"] for results in runs)):
             assert found.dtype == dtype.numpy
             assert found.tobytes() == x.tobytes()
-        for found in (fresh["turned"], turned):
+        for found in (turned, *(results["turned"] for results in runs)):
             assert found.tobytes() == np.ascontiguousarray(x.T).tobytes()
 
 
