@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,7 +50,21 @@ class Calibration:
             if content["format"] != _FORMAT:
                 raise UsageError(f"{path} has format {content['format']!r}, not {_FORMAT!r}")
             ranges = {str(n): Range(float(a), float(b)) for n, (a, b) in content["ranges"].items()}
-            extents = {str(n): int(v) for n, v in content["extents"].items()}
-        except (KeyError, TypeError, ValueError, UnicodeDecodeError) as error:
+            extents = {str(n): _extent(v) for n, v in content["extents"].items()}
+        except (
+            AttributeError,
+            KeyError,
+            OverflowError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise UsageError(f"{path} is no calibration of rlx: {error!r}") from error
         return cls(ranges, extents)
+
+
+def _extent(value: Any) -> int:
+    extent = operator.index(value)
+    if extent < 0:
+        raise ValueError(f"{extent} is no extent")
+    return extent

@@ -28,8 +28,14 @@ def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
         '{"format": "rlx-calibration-1", "ranges": {"a": [1]}, "extents": {}}',
         '{"format": "rlx-calibration-1", "ranges": {"a": [1, 2]}, "extents": {}}',
         '{"format": "rlx-calibration-1", "ranges": {"a": [0, "x"]}, "extents": {}}',
+        '{"format": "rlx-calibration-1", "ranges": [1], "extents": {}}',
+        '{"format": "rlx-calibration-1", "ranges": {"a": [0, 1%s]}, "extents": {}}' % ("0" * 400),
+        '{"format": "rlx-calibration-1", "ranges": {}, "extents": {"N": 1.5}}',
+        '{"format": "rlx-calibration-1", "ranges": {}, "extents": {"N": -1}}',
         '{"format": "other", "ranges": {}, "extents": {}}',
+        "[" * 100_000,
     ],
+    ids=range(13),
 )
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.json").write_text(text, encoding="utf-8")
