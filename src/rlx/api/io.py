@@ -16,7 +16,7 @@ from rlx.base import config
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.dims import LIMIT, symbols_of
 from rlx.base.errors import DeviceError, UsageError
-from rlx.base.precision import PrecisionPolicy
+from rlx.base.precision import OpClass, PrecisionPolicy
 from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import graph_cache
@@ -143,6 +143,7 @@ def choose(
         DeviceError: there is no such device.
     """
     policy = PrecisionPolicy.of(precision)
+    _check_excepted(policy)
     if host_ops not in ("allow", "error"):
         raise UsageError(f"host_ops is 'allow' or 'error', not {host_ops!r}")
     if threads is None:
@@ -161,6 +162,26 @@ def choose(
             f"no device {device!r}; this machine has {', '.join(d.name for d in devices())}"
         )
     return backend, targets[position], CompileOptions(threads, policy, host_ops)
+
+
+def _check_excepted(policy: PrecisionPolicy) -> None:
+    """Refuse exceptions of a policy that would never apply."""
+    excepted = dict(policy.ops)
+    if not excepted:
+        return
+    import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (registers the operators)
+    from rlx.ir.op import registered_ops
+
+    known = registered_ops()
+    for name in excepted:
+        if name not in known:
+            raise UsageError(
+                f"precision excepts {name!r}, which is no operator of rlx.{did_you_mean(name, known)}"
+            )
+        if known[name].precision_class is OpClass.FIXED:
+            raise UsageError(
+                f"precision excepts {name!r}, which keeps its dtypes under every policy; leave it out"
+            )
 
 
 def _whole(what: str, value: Any, meaning: str) -> int:

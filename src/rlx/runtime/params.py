@@ -7,6 +7,7 @@ the cells it was computed from was replaced, and only when a run needs it.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -212,6 +213,10 @@ class Params:
             raise UsageError(
                 f"rows of {shown}, {param.dtype}{list(param.shape)}, are [{wanted}], got {list(array.shape)}"
             )
+        try:
+            start = operator.index(start)
+        except TypeError:
+            raise UsageError(f"the first row of {shown} is a whole number, not {start!r}") from None
         stop = start + array.shape[0]
         if not 0 <= start <= stop <= param.shape[0]:
             raise UsageError(f"{shown} has rows 0 to {param.shape[0]}, not {start} to {stop}")

@@ -40,6 +40,10 @@ def test_devices_lists_what_device_accepts() -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(rlx.UsageError, match=r"precision is one of f32, .*, not 'f17'"):
         rlx.compile(_graph(), precision="f17")
+    with pytest.raises(rlx.UsageError, match=r"'MatMul', which is no operator.*mean 'matmul'"):
+        rlx.compile(_graph(), precision=rlx.PrecisionPolicy("f16", ops={"MatMul": "f32"}))
+    with pytest.raises(rlx.UsageError, match="'cast', which keeps its dtypes under every policy"):
+        rlx.compile(_graph(), precision=rlx.PrecisionPolicy("f16", ops={"cast": "f16"}))
     with pytest.raises(rlx.UsageError, match="'allow' or 'error', not 'maybe'"):
         rlx.compile(_graph(), host_ops="maybe")
     wrong: Any

@@ -357,6 +357,8 @@ def test_rows_outside_are_errors_and_change_nothing() -> None:
     for start, rows in ((31, 2), (-1, 1), (33, 0)):
         with pytest.raises(rlx.UsageError, match="rows 0 to 32"):
             run.set_param_range("w", start, np.zeros((rows, 80)))
+    with pytest.raises(rlx.UsageError, match=r"first row .* is a whole number, not 1\.5"):
+        run.set_param_range("w", 1.5, np.zeros((1, 80)))  # pyright: ignore[reportArgumentType]
     for shape in ((2,), (2, 79), (1, 2, 80)):
         with pytest.raises(rlx.UsageError, match=r"are \[rows, 80\]"):
             run.set_param_range("w", 0, np.zeros(shape))
