@@ -199,7 +199,7 @@ def _initial(name: str, type_: TensorType, init: Any) -> Array:
             raise UsageError(
                 f"state {name!r} is {type_}, its initial value is {given.dtype}; pass an array of the state's dtype"
             )
-        given = cast(given, type_.dtype)
+        given = _converted(name, given, type_)
     shape = (*[1] * (type_.rank - given.ndim), *given.shape)
     if len(shape) != type_.rank or any(
         have not in (1, want) for have, want in zip(shape, type_.shape, strict=True)
@@ -211,12 +211,21 @@ def _initial(name: str, type_: TensorType, init: Any) -> Array:
 
 
 def _is_exact(given: Array, dtype: DType) -> bool:
-    """Return whether plain Python numbers have the same values in a dtype."""
+    """Return whether plain Python numbers have the same values in a dtype, up to rounding of floats."""
     if given.dtype.kind not in "biufc" or (given.dtype.kind == "c") > dtype.is_complex:
         return False
     if dtype.is_float or dtype.is_complex:
         return True
     return bool(np.array_equal(given, cast(given, dtype)))
+
+
+def _converted(name: str, given: Array, type_: TensorType) -> Array:
+    held = cast(given, type_.dtype)
+    if not np.array_equal(np.isinf(given), np.isinf(held)):
+        raise UsageError(
+            f"state {name!r} is {type_}, its initial value is outside the range of {type_.dtype}"
+        )
+    return held
 
 
 class _LocatingBuilder(Builder):

@@ -61,7 +61,12 @@ class Builder:
             TypeRuleError: the operator does not accept the operands.
         """
         with self.facts.active():
-            given = [v.type if v is not None else None for v in operands]
+            try:
+                given = [v.type if v is not None else None for v in operands]
+            except AttributeError:  # costs nothing where all are values
+                raise TypeRuleError(
+                    f"{op.name} takes values of a graph, found {_foreign(operands)}"
+                ) from None
             types = infer_types(op, given, self.location, regions)
         return self.emit_typed(op, operands, types, regions).results
 
@@ -170,3 +175,9 @@ class Rewriter:
                 del operand.uses[node, index]
         node.block.unlink(node)
         self.changed = True
+
+
+def _foreign(operands: tuple[Any, ...]) -> str:
+    """Return the first operand that is no value, for a message."""
+    found = next(v for v in operands if v is not None and not isinstance(v, Value))
+    return f"{type(found).__name__} {found!r:.80}; make a constant of it, or a param"

@@ -122,7 +122,7 @@ def write_rows(
 ) -> Value:
     """Return x with rows replaced from a position on; see `WriteRows`. A single row may lack the axis."""
     axis = normalize_axis(axis, x.type.rank)
-    if isinstance(position, int):
+    if isinstance(position, int | np.integer):
         position = constant(position, DType.I64)
     if rows.type.rank == x.type.rank - 1:
         rows = reshape(rows, (*rows.type.shape[:axis], 1, *rows.type.shape[axis:]))

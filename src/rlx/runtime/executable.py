@@ -240,7 +240,7 @@ class Executable(Weighted, Observable):
         *,
         like: Executable | None = None,
     ) -> None:
-        self._rng = RunKeys(rng or RngPolicy())
+        self._rng = RunKeys(RngPolicy() if rng is None else rng)
         self._backend = backend
         self._target = target
         self._options = options
@@ -330,7 +330,7 @@ class Executable(Weighted, Observable):
     def rng(self, policy: RngPolicy) -> None:
         self._settle()
         with self._lock:
-            self._rng.policy = policy
+            self._rng.restart(policy)
 
     def memory(self) -> MemoryReport:
         """Return the bytes weights, arena, scratch and state take at the current bounds."""

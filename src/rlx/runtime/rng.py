@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from rlx.backends.protocol import Run
+from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.base.rng import RngPolicy
 
@@ -24,6 +25,16 @@ class RunKeys:
     """
 
     def __init__(self, policy: RngPolicy) -> None:
+        self.restart(policy)
+
+    def restart(self, policy: RngPolicy) -> None:
+        """Go on with the runs of another policy.
+
+        Raises:
+            UsageError: it is no policy.
+        """
+        if not isinstance(policy, RngPolicy):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"rng is an rlx.RngPolicy such as RngPolicy(seed=7), not {policy!r}")
         self.policy = policy
 
     def next(self) -> Array:

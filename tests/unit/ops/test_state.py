@@ -105,6 +105,18 @@ def _type(text: str) -> TensorType:
     return TensorType(DType.of(dtype), tuple(int(d) for d in shape.split(",") if d))
 
 
+def test_positions_are_whole_numbers() -> None:
+    builder = Builder((graph := Graph()).block, graph.facts)
+    with building(builder):
+        x = graph.add_input("x", TensorType(DType.F32, (4, 2)))
+        row = graph.add_input("row", TensorType(DType.F32, (1, 2)))
+        write_rows(x, row, np.int64(1))  # pyright: ignore[reportArgumentType]
+        with pytest.raises(
+            TypeRuleError, match=r"write_rows takes values of a graph, found float 1\.5"
+        ):
+            write_rows(x, row, 1.5)  # pyright: ignore[reportArgumentType]
+
+
 def test_a_single_row_may_lack_its_axis() -> None:
     graph = Graph("g")
     x = graph.add_input("x", TensorType(DType.F32, (2, 3, 4)))

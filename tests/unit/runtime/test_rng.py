@@ -79,6 +79,16 @@ def test_a_policy_takes_64_bit_numbers(bad: object) -> None:
         rlx.RngPolicy(0, bad)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("bad", [5, 0, "fresh", (1, 2)])
+def test_only_policies_are_taken(bad: Any) -> None:
+    with pytest.raises(rlx.UsageError, match=r"rng is an rlx\.RngPolicy"):
+        rlx.compile(noise(), rng=bad)
+    run = rlx.compile(noise())
+    with pytest.raises(rlx.UsageError, match=r"rng is an rlx\.RngPolicy"):
+        run.rng = bad
+    assert run.rng == rlx.RngPolicy()
+
+
 def test_a_warm_up_does_not_count() -> None:
     with rlx.Graph() as g:
         x = g.input("x", ["N"])

@@ -573,6 +573,8 @@ def test_memory_reports_states_by_name(device: str) -> None:
         ([2, 3], "f32", np.zeros((2, 3)), "float64; pass an array"),
         ([2, 3], "i8", 300, "int64; pass an array"),
         ([2, 3], "i32", 0.5, "float64; pass an array"),
+        ([2, 3], "f32", 1e39, "outside the range of f32"),
+        ([2, 3], "f16", [1, 2, 70_000], "outside the range of f16"),
         ([2, 3], "f32", [1, 2], r"shape \[2\] does not broadcast"),
         (["N", 3], "f32", np.zeros((4, 3), np.float32), r"shape \[4, 3\] does not broadcast"),
         ([3], "f32", 1j, "complex128; pass an array"),
