@@ -123,6 +123,14 @@ def test_an_entry_that_would_push_out_most_others_is_not_written(tmp_path: Path)
     assert store.get("object", _KEY) == b"small"
 
 
+@pytest.mark.parametrize("limit", [0, 1])
+def test_a_store_without_room_keeps_nothing(tmp_path: Path, limit: int) -> None:
+    store = Store(tmp_path / "store", limit)
+    assert not store.put("object", _KEY, b"small")
+    assert store.get("object", _KEY) is None
+    assert not list(store.entries())
+
+
 def test_clear_removes_everything_and_counts(store: Store) -> None:
     for i in range(3):
         store.put("object", f"{i:02x}" * 32, b"x")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from rlx.base.dims import symbol
 from rlx.base.dtypes import DType
 from rlx.kernel.program import Slot, SlotKind
+from rlx.memory import plan as plan_module
 from rlx.memory.check import check_plan
 from rlx.memory.plan import ALIGNMENT, plan_memory
 
@@ -169,3 +171,26 @@ def test_extents_are_planned_at_their_upper_bounds(programs: Any) -> None:
 def test_a_program_without_arena_slots(programs: Any) -> None:
     plan = plan_memory(programs.build().program, {})
     assert (plan.arena, plan.lower_bound, plan.scratch, plan.offsets) == (0, 0, 0, {})
+
+
+def test_the_search_for_a_better_plan_is_bounded(
+    programs: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However far the lower bound is out of reach: a number of placements for each buffer, and a budget for all."""
+    builder = programs.build(3)
+    builder.block([], 400)
+    placed: list[int] = []
+    place = plan_module._place  # pyright: ignore[reportPrivateUsage]
+
+    def counted(ordered: Sequence[Any], *rest: int) -> int:
+        placed.append(len(ordered))
+        return place(ordered, *rest)
+
+    monkeypatch.setattr(plan_module, "_place", counted)
+    monkeypatch.setattr(plan_module, "_GOOD_ENOUGH", 0)
+    monkeypatch.setattr(plan_module, "_SEARCH_PLACEMENTS", 10_000)
+    plan = plan_memory(builder.program, {})
+    check_plan(builder.program, plan)
+    buffers = placed[0]
+    assert buffers > 100
+    assert 10_000 - buffers < sum(placed) <= 10_000 + 6 * buffers

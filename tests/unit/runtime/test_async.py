@@ -307,6 +307,53 @@ def test_a_weight_changes_after_the_runs_that_were_enqueued_before(gated: Gated)
     assert m.run([_x(1, 100)])["y"][0] == 5
 
 
+def _total() -> rlx.Graph:
+    with rlx.Graph("total") as g:
+        x = g.input("x", [100])
+        total = g.state("total", [100])
+        new = total + x * g.param("w", np.full(100, 2, np.float32))
+        g.set_next(total, new)
+        g.output("y", new)
+    return g
+
+
+def _tenfold() -> Executable:
+    m = rlx.compile(_total(), "reference")
+    m.set_param("w", np.full(100, 10, np.float32))
+    return m
+
+
+_AFTER: dict[str, tuple[Callable[[Executable], object], float]] = {
+    "clone": (lambda m: m.clone(with_state=True).state["total"].get(), 8),
+    "snapshot": (lambda m: m.state.snapshot(), 8),
+    "reset": (lambda m: m.state.reset(), 2),
+    "set a state": (lambda m: m.state["total"].set(_x(50, 100)), 52),
+    "share weights": (lambda m: m.share_weights_from(_tenfold()), 16),
+    "copy params": (lambda m: m.copy_params_from(_tenfold()), 16),
+    "load params": (lambda m: m.load_params({"w": _x(10, 100)}), 16),
+    "set rows": (lambda m: m.set_param_range("w", 0, _x(10, 100)), 16),
+}
+"""name -> (what is called while three runs wait, what the next run gives)"""
+
+
+@pytest.mark.parametrize("what", _AFTER)
+def test_what_is_called_later_takes_place_later(gated: Gated, what: str) -> None:
+    m, gate = gated(_total())
+    call, after = _AFTER[what]
+    futures = [m.run_async([_x(1, 100)]) for _ in range(3)]
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(call(m)))
+    thread.start()
+    thread.join(0.05)
+    assert not found, "it waits for the runs"
+    gate.open()
+    thread.join(_SECONDS)
+    assert [float(_y(f)[0]) for f in futures] == [2, 4, 6]
+    assert m.run([_x(1, 100)])["y"][99] == after
+    if what == "clone":
+        np.testing.assert_array_equal(np.asarray(found[0]), _x(6, 100))
+
+
 # -- run_pipelined ---------------------------------------------------------------------------------------------------
 
 

@@ -21,7 +21,9 @@ from rlx.base.store import default_store
 from rlx.base.types import TensorType
 from rlx.ir.graph import Value
 from rlx.ir.op import Op, registered_ops
-from rlx.ops.elementwise import relu
+from rlx.ops.elementwise import minimum, relu
+from rlx.ops.leaf import constant
+from rlx.ops.reduce import cum_sum
 from rlx.ops.spec import emit_one, op
 
 _X = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
@@ -113,6 +115,44 @@ def test_what_the_graph_says_is_part_of_it() -> None:
     assert _run(_graph(), dims={"N": 9})[1]
     with override(RLX_CACHE="off"):
         assert not _run(_graph())[1]
+
+
+def _detail(
+    *, axis: int = 1, dtype: str = "f32", zero: float = 0.0, rows: int | str = "N", name: str = "w"
+) -> rlx.Graph:
+    with rlx.Graph("detail") as g:
+        x = g.input("x", [rows, 4], dtype)
+        zeros = constant(np.full(4, zero, x.type.dtype.numpy))
+        weight = g.param(name, np.ones(4, x.type.dtype.numpy))
+        g.output("y", cum_sum(x, axis) * weight)
+        g.output("zero", minimum(x * x, zeros))
+    return g
+
+
+def test_programs_that_differ_in_one_detail_are_told_apart() -> None:
+    """An attribute, a dtype, the sign of a zero, an extent, a name: each is another program with other results."""
+    details: list[dict[str, Any]] = [
+        {},
+        {"axis": 0},
+        {"dtype": "f16"},
+        {"zero": -0.0},
+        {"zero": float("nan")},
+        {"rows": 3},
+        {"name": "v"},
+    ]
+    for known in (False, True):
+        for detail in details:
+            dtype = np.float16 if "dtype" in detail else np.float32
+            x = np.arange(1, 13).reshape(3, 4).astype(dtype)
+            with rlx.compile(_detail(**detail), threads=1) as run:
+                found = run.run([x])
+                assert ("cache" in run.program.seconds) is known, detail
+                assert list(run.params) == [detail.get("name", "w")]
+            assert found["y"].dtype == dtype
+            np.testing.assert_array_equal(found["y"], np.cumsum(x, detail.get("axis", 1)))
+            zero = np.float64(detail.get("zero", 0.0))
+            np.testing.assert_array_equal(found["zero"], np.full((3, 4), zero))
+            assert np.isnan(zero) or np.all(np.signbit(found["zero"]) == np.signbit(zero))
 
 
 def test_bounds_and_extents_of_a_cached_graph() -> None:

@@ -352,6 +352,22 @@ def test_rows_are_replaced_in_place_and_in_packed_layouts(device: str) -> None:
     assert run.params["b"].version == 2
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i8", "u8", "i32", "i64"])
+def test_rows_of_every_dtype_are_converted_and_leave_their_neighbours(
+    device: str, dtype: str
+) -> None:
+    run = rlx.compile(_typed(dtype), device)
+    want = np.arange(70) % 50
+    run.set_param("p", want)
+    x = np.zeros_like(run.get_param("p"))
+    for start, source in ((0, np.float64), (33, np.int64), (69, np.uint8), (35, np.float32)):
+        rows = np.arange(min(3, 70 - start)).astype(source) + 60
+        run.set_param_range("p", start, rows)
+        want[start : start + len(rows)] = rows
+        np.testing.assert_array_equal(run(x).astype(np.float64), want)
+        np.testing.assert_array_equal(run.get_param("p").astype(np.float64), want)
+
+
 def test_rows_outside_are_errors_and_change_nothing() -> None:
     run = rlx.compile(_two_layers())
     for start, rows in ((31, 2), (-1, 1), (33, 0)):
@@ -555,6 +571,7 @@ def test_weights_beyond_4_gib_are_addressed_in_64_bits(tmp_path: Path) -> None:
         y = run(ids)
         np.testing.assert_array_equal(y, np.repeat(expected[:, None], width, axis=1))
         assert run.memory().weights == rows * width * 4 > 5 * 2**30 - 1
+        assert run.memory().arena < 1 << 20, "no byte is counted twice"
         run.close()
 
 

@@ -225,6 +225,23 @@ def test_what_is_shared_is_copied_on_write(device: str) -> None:
     np.testing.assert_array_equal(second.get_param("b"), _array(80, seed=1))
 
 
+@pytest.mark.parametrize("method", ["share_weights_from", "copy_params_from"])
+def test_executables_that_compute_in_different_dtypes_share_originals_only(method: str) -> None:
+    """What was packed, or narrowed, of a weight belongs to the program that asked for it."""
+    wide, narrow = rlx.compile(_graph(0)), rlx.compile(_graph(0), precision="f16")
+    expected = {m: rlx.compile(_graph(5), precision=m)(_X) for m in ("f32", "f16")}
+    assert not np.array_equal(expected["f32"], expected["f16"])
+    source = rlx.compile(_graph(5))
+    for run in (source, wide, narrow):
+        run(_X)
+    getattr(narrow, method)(source)
+    getattr(wide, method)(narrow)
+    np.testing.assert_array_equal(narrow(_X), expected["f16"])
+    np.testing.assert_array_equal(wide(_X), expected["f32"])
+    np.testing.assert_array_equal(source(_X), expected["f32"])
+    np.testing.assert_array_equal(narrow.get_param("w"), _array(32, 80, seed=5))
+
+
 def test_copied_weights_are_memory_of_their_own() -> None:
     first, second = rlx.compile(_graph(0), "cpu"), rlx.compile(_graph(5), "cpu")
     expected = first(_X)
