@@ -16,6 +16,8 @@ from rlx.base.numeric import Array
 from rlx.ops.elementwise import tanh
 from rlx.ops.indexing import gather
 from rlx.ops.matmul import matmul
+from rlx.ops.movement import transpose
+from rlx.ops.norm import softmax
 from rlx.ops.reduce import reduce_sum
 from rlx.ops.rnn import LSTM
 from rlx.ops.spec import emit
@@ -99,6 +101,32 @@ def test_narrow_floats_are_rounded_once_a_run(device: str) -> None:
         run(tenth)
         total = ml_dtypes.bfloat16(np.float32(total) + np.float32(tenth[0]))
     assert run.state["s"].get()[0] == total
+
+
+@pytest.mark.parametrize("precision", ["f16", "bf16", "mixed-f16", "mixed-bf16"])
+def test_narrow_arithmetic_leaves_the_rows_of_a_cache_alone(device: str, precision: str) -> None:
+    """New rows are computed in the narrow dtype; old ones pass through no cast, and are not copied."""
+    with rlx.Graph("decoder") as g:
+        x = g.input("x", ["B", 1, 8])
+        at = g.input("at", [], "i64")
+        cache = g.state("cache", ["B", 6, 8])
+        new = write_rows(cache, x @ g.param("w", np.eye(8, dtype=np.float32)), at, axis=1)
+        g.set_next(cache, new)
+        g.output("scores", softmax(x @ transpose(new, (0, 2, 1))))
+    run = rlx.compile(g, device, precision=precision)
+    narrow = ml_dtypes.bfloat16 if precision.endswith("bf16") else np.float16
+    want = np.random.default_rng(0).standard_normal((2, 6, 8)).astype(np.float32)
+    want[:, 5] *= 1e30  # beyond f16
+    run.state["cache"].set(want)
+    for step in range(3):
+        row = np.random.default_rng(step).standard_normal((2, 1, 8)).astype(np.float32)
+        run.run({"x": row, "at": np.array(step)})
+        want[:, step] = row[:, 0].astype(narrow)
+        assert run.state["cache"].get().tobytes() == want.tobytes()
+    if device == "cpu":
+        compiled: Any = run.program.compiled
+        (slots,) = compiled.program.states
+        assert slots.aliases, "the cache is written in place"
 
 
 def test_a_ring_holds_the_last_rows(device: str) -> None:
