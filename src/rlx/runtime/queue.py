@@ -10,7 +10,9 @@ from __future__ import annotations
 import atexit
 import ctypes
 import os
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
@@ -226,7 +228,7 @@ class RunQueue:
         with self._changed:
             thread = self._thread
             if thread is not None and self._running:
-                _raise_in(cast("int", thread.ident), _Exit)
+                _raise_exit(cast("int", thread.ident))
         if thread is not None:
             thread.join()
 
@@ -261,6 +263,35 @@ class _Exit(SystemExit):
     """Raised in a queue's thread when the interpreter exits. Threads end by it without a message."""
 
 
+def _raise_exit(ident: int) -> None:
+    """Raise `_Exit` in a thread that is not just starting another.
+
+    Until it runs, a thread that is being started has the identity of the one that starts it: the exception would end it
+    before it says that it runs, and its parent would wait for that for ever.
+    """
+    interval = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(_UNDISTURBED)  # no thread runs between the look and the deed
+        while _starts_a_thread(ident):
+            sys.setswitchinterval(interval)
+            time.sleep(0.001)
+            sys.setswitchinterval(_UNDISTURBED)
+        _raise_in(ident, _Exit)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _starts_a_thread(ident: int) -> bool:
+    frame = sys._current_frames().get(ident)  # pyright: ignore[reportPrivateUsage]  (documented)
+    while frame is not None:
+        if frame.f_code is threading.Thread.start.__code__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_UNDISTURBED = 60.0
+"""Seconds for which a thread keeps the interpreter unless it waits."""
 _LIVE: WeakSet[RunQueue] = WeakSet()
 _EXITING = threading.Event()
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc

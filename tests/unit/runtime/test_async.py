@@ -15,6 +15,7 @@ import rlx
 from rlx.base.errors import DeviceError
 from rlx.base.numeric import Array
 from rlx.ops.elementwise import div
+from rlx.runtime import queue as queue_module
 from rlx.runtime.executable import Executable
 from rlx.runtime.queue import RunFuture
 
@@ -440,3 +441,31 @@ def test_a_failing_iterable_leaves_nothing_behind(device: str) -> None:
     with pytest.raises(ZeroDivisionError):
         m.run_pipelined(inputs())
     np.testing.assert_array_equal(m.run([_x(3)])["y"], _x(6))
+
+
+def test_a_thread_that_is_starting_another_is_seen() -> None:
+    gate, inside = threading.Event(), threading.Event()
+
+    class Started:
+        def is_set(self) -> bool:
+            return False
+
+        def set(self) -> None: ...
+
+        def wait(self) -> None:
+            inside.set()
+            gate.wait(10)
+
+    def start_another() -> None:
+        other = threading.Thread(target=gate.wait, args=(10,), daemon=True)
+        other._started = Started()  # pyright: ignore[reportAttributeAccessIssue]
+        other.start()
+
+    starter = threading.Thread(target=start_another)
+    starter.start()
+    assert inside.wait(10)
+    assert starter.ident is not None
+    assert queue_module._starts_a_thread(starter.ident)  # pyright: ignore[reportPrivateUsage]
+    gate.set()
+    starter.join()
+    assert not queue_module._starts_a_thread(starter.ident)  # pyright: ignore[reportPrivateUsage]
