@@ -13,7 +13,7 @@ import numpy as np
 from rlx.base.allocation import allocate
 from rlx.base.convert import convert_exactly
 from rlx.base.diagnostics import did_you_mean
-from rlx.base.dims import Dim, evaluate, lone_symbol, symbols_of
+from rlx.base.dims import LIMIT, Dim, evaluate, lone_symbol, symbols_of
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.foreign import as_array
@@ -194,10 +194,7 @@ class Inputs:
         origin: dict[str, str] = {}
         later: list[tuple[TensorSpec, Dim, int]] = []
         for spec, (_, _, declared), shape in zip(self.specs, self._declared, shapes, strict=True):
-            if len(declared) != len(shape):
-                raise UsageError(
-                    f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}"
-                )
+            _check_form(spec, declared, shape)
             for dim, extent in zip(declared, shape, strict=True):
                 if isinstance(dim, int):
                     if dim != extent:
@@ -222,6 +219,15 @@ class Inputs:
     def symbols(self) -> set[str]:
         """Return the symbols in the shapes."""
         return {s for _, _, shape in self._declared for d in shape for s in symbols_of(d)}
+
+
+def _check_form(spec: TensorSpec, declared: Sequence[Dim], shape: tuple[int, ...]) -> None:
+    if len(declared) != len(shape):
+        raise UsageError(f"input {spec} got an array of rank {len(shape)}, shape {list(shape)}")
+    if any(e > LIMIT and not isinstance(d, int) for d, e in zip(declared, shape, strict=True)):
+        raise UsageError(
+            f"input {spec} got shape {list(shape)}; symbolic extents are at most {LIMIT}"
+        )
 
 
 def _shape(spec: TensorSpec, given: Any) -> tuple[int, ...]:

@@ -298,3 +298,12 @@ def test_narrow_floats_pass_by_dlpack(dtype: DType, device: str) -> None:
     buffer = np.empty((35, 2), x.dtype)
     m.run([dlpack(x)], out=[dlpack(buffer)])
     assert buffer.tobytes() == np.ascontiguousarray(x.T).tobytes()
+
+
+def test_a_symbolic_extent_beyond_its_limit_is_refused() -> None:
+    with rlx.Graph() as g:
+        x = g.input("x", ["N", 0])
+        g.output("y", x + 1)
+    huge = np.empty((2**31, 0), np.float32)
+    with rlx.compile(g) as m, pytest.raises(rlx.UsageError, match="at most 2147483647"):
+        m.run({"x": huge})

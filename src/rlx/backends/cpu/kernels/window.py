@@ -19,7 +19,8 @@ from math import prod
 from rlx.backends.cpu.abi import Kernel
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.lltypes import I32, I64, PTR, Type, vec
-from rlx.base.dims import Dim, product
+from rlx.base.dims import LIMIT, Dim, product
+from rlx.base.errors import UnsupportedOpError
 
 __all__ = [
     "SPREAD_WORDS",
@@ -141,7 +142,16 @@ def _three(values: Sequence[Dim], fill: Dim) -> tuple[Dim, Dim, Dim]:
 
 
 def window_words(g: Window, itemsize: int, spread: Spread | None = None) -> dict[str, Dim]:
-    """Return the integers of `WINDOW_WORDS` and `SPREAD_WORDS` for elements of `itemsize`."""
+    """Return the integers of `WINDOW_WORDS` and `SPREAD_WORDS` for elements of `itemsize`.
+
+    Raises:
+        UnsupportedOpError: a spatial axis is too long for positions of 32 bits.
+    """
+    for extent in (*g.space, *g.out, *g.before):
+        if isinstance(extent, int) and extent > LIMIT:
+            raise UnsupportedOpError(
+                f"convolutions and pooling take spatial axes of at most {LIMIT} elements, found {extent}"
+            )
     (d, h, w), (od, oh, ow) = _three(g.space, 1), _three(g.out, 1)
     (_, ky, kx), (sz, sy, sx) = _three(g.kernel, 1), _three(g.strides, 1)
     (dz, dy, dx), (bz, by, bx) = _three(g.dilations, 1), _three(g.before, 0)

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from rlx.backends.cpu.isa import Isa, host_isa
+from rlx.backends.cpu.kernels.window import Window, window_words
 from rlx.base.dims import symbol
 from rlx.base.dtypes import DType
+from rlx.base.errors import UnsupportedOpError
 from rlx.base.numeric import Array
 from rlx.base.types import Shape, TensorType
 from rlx.ir.builder import Builder
@@ -150,3 +152,9 @@ def test_symbolic_extents(lower_graph: Lower) -> None:
         x = _data((*extents, 24), DType.F32)
         expected = evaluate(graph, {"x": x}, exact=True)["y"]
         np.testing.assert_allclose(lowered.run({"x": x})["y"], expected, rtol=1e-5, atol=1e-4)
+
+
+def test_an_axis_that_positions_cannot_count_is_refused() -> None:
+    window = Window(1, (2**31,), (2**10,), 1, 1, (3,), (2**21,), (1,), (1,))
+    with pytest.raises(UnsupportedOpError, match="at most 2147483647 elements, found 2147483648"):
+        window_words(window, 1)
