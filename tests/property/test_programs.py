@@ -40,7 +40,8 @@ from rlx.ops.spec import ElementwiseOp, building, emit_one
 from rlx.passes.fuse import FuseEpilogues, FuseRegions
 from rlx.passes.manager import Pipeline
 from rlx.passes.pipelines import default_pipeline
-from rlx.runtime.executable import Executable, graph_source
+from rlx.runtime.executable import Executable
+from rlx.runtime.source import graph_source
 from rlx.testing.tolerances import family_of
 
 _WIDTH = 5

@@ -30,7 +30,8 @@ from rlx.ops.movement import flip, reshape, slice_axis
 from rlx.ops.reduce import reduce_max
 from rlx.ops.spec import building, emit_one
 from rlx.ops.state import write_rows
-from rlx.runtime.executable import Executable, graph_source
+from rlx.runtime.executable import Executable
+from rlx.runtime.source import graph_source
 
 _ROWS, _WIDTH, _RUNS = 5, 3, 4
 _DTYPES = (DType.F32, DType.F16, DType.I32, DType.I8)

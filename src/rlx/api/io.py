@@ -20,7 +20,8 @@ from rlx.base.precision import OpClass, PrecisionPolicy
 from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import graph_cache
-from rlx.runtime.executable import Executable, graph_source
+from rlx.runtime.executable import Executable
+from rlx.runtime.source import graph_source
 
 if TYPE_CHECKING:
     from rlx.api.graph import Graph

@@ -17,7 +17,7 @@ from rlx.base.errors import UndecidedError, UsageError
 from rlx.base.target import Target
 from rlx.frontends.onnx.source import OpenModel
 from rlx.runtime.cache import ProgramCache, identify, open_cache
-from rlx.runtime.executable import Source, defaults_of
+from rlx.runtime.source import Source, defaults_of
 from rlx.runtime.weight_plan import Default
 
 if TYPE_CHECKING:

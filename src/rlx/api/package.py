@@ -14,8 +14,9 @@ from rlx.base.dims import symbols_of
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.frontends.checked import map_source
-from rlx.runtime.executable import Executable, Saved, Source
+from rlx.runtime.executable import Executable
 from rlx.runtime.package import Package
+from rlx.runtime.source import Saved, Source
 
 if TYPE_CHECKING:
     from rlx.base.rng import RngPolicy

@@ -16,7 +16,8 @@ from rlx.base.numeric import Array
 
 if TYPE_CHECKING:
     from rlx.frontends.onnx.source import OpenModel
-    from rlx.runtime.executable import Executable, Recipe, Source
+    from rlx.runtime.executable import Executable
+    from rlx.runtime.source import Recipe, Source
 
 __all__ = ["graph_recipe", "model_recipe"]
 

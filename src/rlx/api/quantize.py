@@ -16,8 +16,9 @@ from rlx.ir.clone import clone_graph
 from rlx.quantization.calibration import Calibration
 from rlx.quantization.ranges import METHODS, Histogram, Method
 from rlx.quantization.rewrite import OPS, Selection, activations, clean, quantize_graph
-from rlx.runtime.executable import Executable, Source, graph_source
+from rlx.runtime.executable import Executable
 from rlx.runtime.inputs import Inputs
+from rlx.runtime.source import Source, graph_source
 
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph as IrGraph

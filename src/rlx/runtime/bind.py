@@ -27,7 +27,8 @@ from rlx.runtime.state import DeclaredState, Snapshot
 if TYPE_CHECKING:
     from rlx.base.facts import Facts
     from rlx.ir.graph import Graph, Value
-    from rlx.runtime.executable import Executable, Source
+    from rlx.runtime.executable import Executable
+    from rlx.runtime.source import Source
 
 __all__ = ["Feeds", "RowFeed", "bind_source", "remembered"]
 

@@ -10,11 +10,10 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from logging import getLogger
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -32,17 +31,17 @@ from rlx.base.numeric import Array
 from rlx.base.pages import give_back, release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
-from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
+from rlx.runtime.cache import MAX_VARIANTS
 from rlx.runtime.entry import Restored, Signature
 from rlx.runtime.forks import watch_forks
-from rlx.runtime.inputs import Declared, Inputs, TensorSpec
+from rlx.runtime.inputs import Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Bound, Discarded, Request
 from rlx.runtime.params import BoundWeights, Params
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 from rlx.runtime.rng import RunKeys
-from rlx.runtime.state import DeclaredState, States, states_of
-from rlx.runtime.weight_plan import Default
+from rlx.runtime.source import Source, closed_build, defaults_of, param_reader
+from rlx.runtime.state import States
 from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
@@ -53,125 +52,10 @@ if TYPE_CHECKING:
     from rlx.runtime.report import ModelReport
     from rlx.runtime.slots import SlotRecord
 
-__all__ = ["Executable", "Program", "Source", "TensorSpec", "defaults_of", "graph_source"]
+__all__ = ["Executable", "Program", "TensorSpec"]
 
 _LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
-Recipe: TypeAlias = "Callable[[Executable], tuple[Callable[..., Executable], tuple[Any, ...]]]"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """Programs of a package.
-
-    Attributes:
-        signature: of the first one.
-        restore: extents -> a program that may run with them, if there is one.
-    """
-
-    signature: Signature
-    restore: Callable[[Mapping[str, int]], Restored | None]
-
-
-@dataclass
-class Source:
-    """Where programs come from: a model file or a graph.
-
-    Attributes:
-        name: for messages.
-        inputs: names, dtypes and shapes (static or symbolic) of the inputs in order.
-        build: (hints, fixed) -> a new graph. Hints give a value for every symbol; extents in `fixed` become static.
-        uppers: bounds the user gave for symbols.
-        cache: where compiled programs are kept between processes, if anywhere.
-        interface: what the front end wants kept beside them.
-        files: the mapped files of the model by location (None: the model itself), once it was read; weights may be
-            views of them.
-        changed: whether one of them was replaced since, so that nothing made of it is what the file now says.
-        params: its weights, if they are at hand; handed over to the executable.
-        read_params: reads them from the model.
-        saved: programs that were compiled earlier; there are no others then.
-        recipe: gives what makes an equal executable in another process, as `object.__reduce__` does.
-        states: what persists between runs.
-        feeds: which outputs feed inputs, in the order in which they were bound.
-    """
-
-    name: str
-    inputs: Declared
-    build: Callable[[Mapping[str, int], Mapping[str, int]], Graph]
-    uppers: dict[str, int]
-    cache: ProgramCache | None = None
-    interface: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    files: Callable[[], Mapping[str | None, memoryview]] = dict[str | None, memoryview]
-    changed: Callable[[], bool] = bool
-    params: dict[str, Default] = field(default_factory=dict[str, Default])
-    read_params: Callable[[], Mapping[str, Default]] = dict[str, Default]
-    saved: Saved | None = None
-    recipe: Recipe | None = None
-    states: Sequence[DeclaredState] = ()
-    feeds: tuple[Feeds, ...] = ()
-
-
-def graph_source(graph: Graph, uppers: Mapping[str, int] | None = None) -> Source:
-    """Return a graph, which stays untouched, as a source of programs.
-
-    Args:
-        graph: what every program is a copy of.
-        uppers: bounds of symbols.
-    """
-    from rlx.ir.clone import clone_graph
-
-    params = defaults_of(graph)
-    template = clone_graph(graph)
-    for param in template.params.values():
-        param.data = None  # the executable has it, and forgets it once it is packed
-
-    def build(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
-        copied = clone_graph(template, dict(fixed))
-        copied.facts.hints = dict(hints)
-        return copied
-
-    inputs = [(v.name, v.type.dtype, v.type.shape) for v in graph.inputs if v.name != RNG_INPUT]
-    return Source(
-        graph.name, inputs, build, dict(uppers or {}), params=params, states=states_of(graph)
-    )
-
-
-def defaults_of(graph: Graph) -> dict[str, Default]:
-    """Return the params of a graph, with the data they have there."""
-    return {
-        name: Default(
-            param.value.type.dtype,
-            tuple([int(d) for d in param.value.type.shape]),
-            None if param.data is None else partial(_same, param.data),
-        )
-        for name, param in graph.params.items()
-    }
-
-
-def _param_reader(
-    build: Callable[[Mapping[str, int], Mapping[str, int]], Graph],
-    env: Mapping[str, int],
-    fixed: Mapping[str, int],
-) -> Callable[[str], Array]:
-    """Return what reads params by name; the model is imported once, for these extents, when the first is read."""
-    params: dict[str, Default] = {}
-
-    def read(name: str) -> Array:
-        if not params:
-            params.update(defaults_of(build(env, fixed)))
-        load = params[name].load
-        assert load is not None
-        return load()
-
-    return read
-
-
-def _same(array: Array) -> Array:
-    return array
-
-
-def _nothing(hints: Mapping[str, int], fixed: Mapping[str, int]) -> Graph:
-    raise UsageError(f"a closed executable builds no graph for {dict(hints)}, {dict(fixed)}")
 
 
 @dataclass
@@ -862,7 +746,7 @@ class Executable(Weighted, Observable):
         if source.saved is not None:
             found = source.saved.restore(env)
         elif source.cache is not None:
-            found = source.cache.restore(env, _param_reader(source.build, env, fixed))
+            found = source.cache.restore(env, param_reader(source.build, env, fixed))
         if found is None:
             return None
         self._weights.declare(found.params)
@@ -953,7 +837,7 @@ class Executable(Weighted, Observable):
                 self._weights.close()
                 self.state.close()
                 # The model, its mapped files and its graph are not needed any more; its name is, for messages.
-                self._source = Source(self._source.name, self._source.inputs, _nothing, {})
+                self._source = Source(self._source.name, self._source.inputs, closed_build, {})
 
     def _forget_programs(self) -> None:
         self._bindings.clear()

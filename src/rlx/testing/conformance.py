@@ -49,7 +49,8 @@ from rlx.ir.graph import Graph, Value
 from rlx.ir.op import Op, registered_ops
 from rlx.ops.evaluate import evaluate, run_op
 from rlx.ops.spec import Operand, Sample
-from rlx.runtime.executable import Executable, graph_source
+from rlx.runtime.executable import Executable
+from rlx.runtime.source import graph_source
 from rlx.testing.samples import make_array, samples_of, seed_of
 from rlx.testing.tolerances import allowed_error, mismatch
 

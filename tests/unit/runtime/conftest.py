@@ -15,7 +15,8 @@ from rlx.backends.reference.backend import ReferenceBackend
 from rlx.base.numeric import Array
 from rlx.base.target import Target
 from rlx.ir.graph import Graph
-from rlx.runtime.executable import Executable, graph_source
+from rlx.runtime.executable import Executable
+from rlx.runtime.source import graph_source
 
 _SECONDS = 30
 
