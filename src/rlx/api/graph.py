@@ -220,8 +220,8 @@ def _is_exact(given: Array, dtype: DType) -> bool:
 
 
 def _converted(name: str, given: Array, type_: TensorType) -> Array:
-    held = cast(given, type_.dtype)
-    if not np.array_equal(np.isinf(given), np.isinf(held)):
+    held = cast(given, type_.dtype, saturate=False)
+    if not np.array_equal(np.isfinite(given), np.isfinite(held)):
         raise UsageError(
             f"state {name!r} is {type_}, its initial value is outside the range of {type_.dtype}"
         )

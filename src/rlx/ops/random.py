@@ -311,7 +311,13 @@ def multinomial(key: Value, logits: Value, samples: int, dtype: DType = DType.I3
 
 
 def dropout(key: Value, x: Value, ratio: float | Value) -> tuple[Value, Value]:
-    """Return (x with elements zeroed at random and the others scaled by 1 / (1 - ratio), the mask of those kept)."""
+    """Return (x with elements zeroed at random and the others scaled by 1 / (1 - ratio), the mask of those kept).
+
+    Raises:
+        TypeRuleError: the ratio is a number outside [0, 1].
+    """
+    if not isinstance(ratio, Value) and not 0 <= ratio <= 1:
+        raise TypeRuleError(f"a dropout ratio lies in [0, 1], found {ratio}")
     wide = DType.F64 if x.type.dtype is DType.F64 else DType.F32
     ratio = constant(ratio, wide) if not isinstance(ratio, Value) else cast(ratio, wide)
     drawn = emit_one(RandomUniform(x.type.shape, wide), key)

@@ -419,6 +419,7 @@ class Executable(Weighted, Observable):
         Raises:
             UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
         """
+        _check_queue(queue)
         series = Series()
         try:
             for given in inputs:
@@ -435,8 +436,7 @@ class Executable(Weighted, Observable):
         bound: int,
         series: Series | None = None,
     ) -> RunFuture:
-        if bound < 1:
-            raise UsageError(f"queue is at least 1, not {bound}")
+        _check_queue(bound)
         arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
         if isinstance(
             outputs, list
@@ -880,6 +880,11 @@ class Executable(Weighted, Observable):
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
         return f"<Executable {self._source.name} on {self._target.name}: {inputs}>"
+
+
+def _check_queue(bound: int) -> None:
+    if bound < 1:
+        raise UsageError(f"queue is at least 1, not {bound}")
 
 
 def _extent(dim: Dim, env: Mapping[str, int]) -> int:

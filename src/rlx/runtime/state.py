@@ -227,8 +227,12 @@ class States(Mapping[str, StateHandle]):
         """Put all states back to a snapshot, of this executable or of one with the same states.
 
         Raises:
-            UsageError: the snapshot has other states, dtypes or shapes; then nothing has changed.
+            UsageError: the snapshot has other states, dtypes or shapes, or is none; then nothing has changed.
         """
+        if not isinstance(snapshot, Snapshot):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(
+                f"states are restored from what `snapshot` returned, not from a {type(snapshot).__name__}"
+            )
         values = snapshot.values
         unknown = [n for n in values if n not in self._declared]
         if unknown:

@@ -239,6 +239,14 @@ def test_multinomial(device: str) -> None:
         ).all()
 
 
+@pytest.mark.parametrize("ratio", [-0.5, 1.5, float("nan")])
+def test_a_dropout_ratio_out_of_range_is_refused(ratio: float) -> None:
+    with rlx.Graph() as g:
+        given = g.input("x", [3])
+        with pytest.raises(rlx.TypeRuleError, match=r"lies in \[0, 1\]"):
+            dropout(g.rng("s"), given, ratio)
+
+
 @pytest.mark.parametrize("device", ["reference", "cpu"])
 @pytest.mark.parametrize("ratio", [0.0, 0.25, 1.0])
 def test_dropout(device: str, ratio: float) -> None:

@@ -104,6 +104,8 @@ def test_names_are_checked_at_once_and_the_rest_by_the_future(device: str) -> No
     m = rlx.compile(_twice(), device)
     with pytest.raises(rlx.UsageError, match="unknown input"):
         m.run_async({"w": _x(1)})
+    with pytest.raises(rlx.UsageError, match="queue is at least 1, not -1"):
+        m.run_pipelined([], queue=-1)
     with pytest.raises(rlx.UsageError, match="queue is at least 1, not 0"):
         m.run_async([_x(1)], queue=0)
     with pytest.raises(rlx.UsageError, match="array of rank 2"):

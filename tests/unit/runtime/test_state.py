@@ -338,6 +338,9 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(device: str)
     cache.run({"row": _ones(2, 1, 4), "at": np.array([0, 0])})
     with pytest.raises(rlx.UsageError, match="kv"):
         run.state.restore(cache.state.snapshot())
+    nothing: Any = None
+    with pytest.raises(rlx.UsageError, match="not from a NoneType"):
+        run.state.restore(nothing)
     np.testing.assert_array_equal(run.state["s"].get(), _ones(2, 3))
 
 
@@ -603,6 +606,8 @@ def test_memory_reports_states_by_name(device: str) -> None:
         ([2, 3], "i32", 0.5, "float64; pass an array"),
         ([2, 3], "f32", 1e39, "outside the range of f32"),
         ([2, 3], "f16", [1, 2, 70_000], "outside the range of f16"),
+        ([2, 3], "f8e4m3", 1000, "outside the range of f8e4m3"),
+        ([2, 3], "f8e5m2", 1e6, "outside the range of f8e5m2"),
         ([2, 3], "f32", [1, 2], r"shape \[2\] does not broadcast"),
         (["N", 3], "f32", np.zeros((4, 3), np.float32), r"shape \[4, 3\] does not broadcast"),
         ([3], "f32", 1j, "complex128; pass an array"),
