@@ -7,9 +7,9 @@ import math
 import os
 import threading
 from collections import OrderedDict, namedtuple
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
 from time import perf_counter
@@ -19,10 +19,8 @@ import numpy as np
 
 from rlx.backends.protocol import (
     Backend,
-    CompiledGraph,
     CompileOptions,
     MemoryReport,
-    Run,
 )
 from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
@@ -32,20 +30,21 @@ from rlx.base.pages import give_back, release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import MAX_VARIANTS
+from rlx.runtime.enqueue import Enqueuing
 from rlx.runtime.entry import Restored, Signature
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
-from rlx.runtime.outputs import Bound, Discarded, Request
-from rlx.runtime.params import BoundWeights, Params
-from rlx.runtime.queue import RunFuture, RunQueue, Series
+from rlx.runtime.outputs import Discarded, Request
+from rlx.runtime.params import Params
+from rlx.runtime.program import Binding, Program, Variant
+from rlx.runtime.queue import RunQueue
 from rlx.runtime.rng import RunKeys
 from rlx.runtime.source import Source, closed_build, defaults_of, param_reader
 from rlx.runtime.state import States
 from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
-    from rlx.ir.graph import Graph
     from rlx.runtime.bind import Feeds
     from rlx.runtime.derive import Choose
     from rlx.runtime.profile import Profile
@@ -58,54 +57,7 @@ _LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
 
 
-@dataclass
-class Program:
-    """One compiled variant of a model.
-
-    Attributes:
-        compiled: the backend's part.
-        signature: outputs, and the assumptions about extents.
-        weights: what it reads of the params, and in which version.
-        report: why things fused or did not, by pass.
-        seconds: how long each stage took.
-        graph: after all passes; None if the program came from the cache.
-    """
-
-    compiled: CompiledGraph
-    signature: Signature
-    weights: BoundWeights
-    report: list[str] = field(default_factory=list[str])
-    seconds: dict[str, float] = field(default_factory=dict[str, float])
-    graph: Graph | None = None
-
-
-@dataclass
-class _Variant:
-    program: Program
-    uppers: dict[str, int]
-    is_planned: bool = True
-
-
-@dataclass
-class _Binding:
-    """Everything that follows from the shapes of one call.
-
-    Attributes:
-        run: what a call does.
-        env: the values of the symbols.
-        outputs: shapes and dtypes.
-        compiled: what runs in the end.
-        plain: what a call does if nothing is checked meanwhile.
-    """
-
-    run: Run
-    env: dict[str, int]
-    outputs: Bound
-    compiled: CompiledGraph
-    plain: Run
-
-
-class Executable(Weighted, Observable):
+class Executable(Enqueuing, Weighted, Observable):
     """A compiled model. Safe to call from several threads (calls are serialised); use clones to run in parallel.
 
     Attributes:
@@ -130,14 +82,14 @@ class Executable(Weighted, Observable):
         self._options = options
         self._lock = threading.RLock()
         self._queue = RunQueue(source.name)
-        self._variants: list[_Variant] = []
-        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], _Binding] = OrderedDict()
+        self._variants: list[Variant] = []
+        self._bindings: OrderedDict[tuple[tuple[int, ...], ...], Binding] = OrderedDict()
         self._weights = Params(source.name, source.read_params)
         if source.params:
             self._weights.declare(source.params)
             source.params.clear()
         self._discarded = Discarded()
-        self._last: _Binding | None = None
+        self._last: Binding | None = None
         self._running = self._closed = self._forked = self._viewed = False
         self._declare(source)
         watch_forks(self)
@@ -290,7 +242,7 @@ class Executable(Weighted, Observable):
             compiled = program.compiled.clone()
             weights = self._weights.twin(program.weights, compiled)
             twin = replace(program, compiled=compiled, weights=weights)
-            self._variants.append(_Variant(twin, dict(variant.uppers), is_planned=False))
+            self._variants.append(Variant(twin, dict(variant.uppers), is_planned=False))
         if self._variants:
             self._set_outputs(self.program.signature)
 
@@ -375,77 +327,6 @@ class Executable(Weighted, Observable):
         self._settle()
         return self._named(arrays, outputs, out)
 
-    def run_async(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any],
-        outputs: Sequence[str] | None = None,
-        out: Mapping[str, Any] | Sequence[Any] | None = None,
-        *,
-        queue: int = 8,
-    ) -> RunFuture:
-        """Enqueue a run and return a future of what `run` would return.
-
-        The runs of an executable, `run` itself included, take place in the order in which they were called for, one at
-        a time. Inputs are copied before this returns, so the caller may write over them; buffers in `out` are the run's
-        until it has ended.
-
-        Args:
-            inputs: as for `run`.
-            outputs: as for `run`.
-            out: as for `run`.
-            queue: how many runs may wait; when so many do, this waits until one of them begins.
-
-        Raises:
-            UsageError: an input is unknown, missing, or of another dtype. All else is raised by the future.
-        """
-        return self._submit(inputs, outputs, out, queue)
-
-    def run_pipelined(
-        self,
-        inputs: Iterable[Mapping[str, Any] | Sequence[Any]],
-        outputs: Sequence[str] | None = None,
-        *,
-        queue: int = 2,
-    ) -> list[dict[str, Any]]:
-        """Run once for each of several inputs and return the outputs of each, as `run` one after the other would.
-
-        The next inputs are taken from the iterable and copied while a run is in flight.
-
-        Args:
-            inputs: each as for `run`; the iterable may give the same arrays again, with other content.
-            outputs: as for `run`.
-            queue: how many runs may wait beside the one in flight; each holds copies of its inputs.
-
-        Raises:
-            UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
-        """
-        _check_queue(queue)
-        series = Series()
-        try:
-            for given in inputs:
-                series.add(self._submit(given, outputs, None, queue, series))
-            return series.results()
-        finally:
-            series.cancel()
-
-    def _submit(
-        self,
-        inputs: Mapping[str, Any] | Sequence[Any],
-        outputs: Sequence[str] | None,
-        out: Mapping[str, Any] | Sequence[Any] | None,
-        bound: int,
-        series: Series | None = None,
-    ) -> RunFuture:
-        _check_queue(bound)
-        arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
-        if isinstance(
-            outputs, list
-        ):  # what the caller does to lists and dicts later changes nothing
-            outputs = list(outputs)
-        if isinstance(out, (list, dict)):
-            out = out.copy()
-        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
-
     def _named(
         self,
         arrays: list[Array],
@@ -480,11 +361,6 @@ class Executable(Weighted, Observable):
         self.rng = policy
         return self
 
-    def _settle(self) -> None:
-        """Wait for the runs that were enqueued before."""
-        if self._queue.busy:
-            self._queue.settle()
-
     def _run(self, arrays: list[Array]) -> list[Array]:
         with self._lock:
             binding = self._bound(arrays)
@@ -504,7 +380,7 @@ class Executable(Weighted, Observable):
             self._execute(binding, arrays, targets)
         return handed
 
-    def _execute(self, binding: _Binding, arrays: list[Array], targets: list[Array]) -> None:
+    def _execute(self, binding: Binding, arrays: list[Array], targets: list[Array]) -> None:
         """Run with the lock held, which lets the thread that holds it in again: that is what `_running` is for."""
         if self._viewed:
             from rlx.runtime.slots import refuse_views
@@ -638,7 +514,7 @@ class Executable(Weighted, Observable):
 
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
-    def _bound(self, arrays: list[Array]) -> _Binding:
+    def _bound(self, arrays: list[Array]) -> Binding:
         """Return what to run for these inputs. The lock is held."""
         self._check_usable()
         key = tuple([a.shape for a in arrays])
@@ -664,7 +540,7 @@ class Executable(Weighted, Observable):
         if self._closed:
             raise UsageError(f"{name} is closed")
 
-    def _bind(self, key: tuple[tuple[int, ...], ...]) -> _Binding:
+    def _bind(self, key: tuple[tuple[int, ...], ...]) -> Binding:
         env = self.state.extents(self._inputs.environment(key), self._source.uppers)
         variant = self._variant(env)
         declared = variant.program.signature.outputs
@@ -676,13 +552,13 @@ class Executable(Weighted, Observable):
         compiled = variant.program.compiled
         fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
         plain = self.state.running(compiled, fed)
-        binding = _Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
+        binding = Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
             self._bindings.popitem(last=False)
         return binding
 
-    def _variant(self, env: dict[str, int]) -> _Variant:
+    def _variant(self, env: dict[str, int]) -> Variant:
         for variant in self._variants:
             if variant.program.signature.fits(env):
                 self._grow(variant, env)
@@ -701,7 +577,7 @@ class Executable(Weighted, Observable):
         self._weights.refresh(variant.program.weights)
         return variant
 
-    def _grow(self, variant: _Variant, env: Mapping[str, int]) -> None:
+    def _grow(self, variant: Variant, env: Mapping[str, int]) -> None:
         grown = {
             n: max(env[n], 2 * variant.uppers[n])
             for n in variant.uppers
@@ -719,13 +595,13 @@ class Executable(Weighted, Observable):
 
     def _compile(
         self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
-    ) -> _Variant:
+    ) -> Variant:
         source = self._source
         uppers = {n: max(v, source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
         program = self._restore(env, fixed, uppers) or self._build(
             env, fixed, uppers, is_call=is_call
         )
-        variant = _Variant(program, uppers)
+        variant = Variant(program, uppers)
         self._variants.insert(0, variant)
         self._bindings.clear()
         signature = program.signature
@@ -880,11 +756,6 @@ class Executable(Weighted, Observable):
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
         return f"<Executable {self._source.name} on {self._target.name}: {inputs}>"
-
-
-def _check_queue(bound: int) -> None:
-    if bound < 1:
-        raise UsageError(f"queue is at least 1, not {bound}")
 
 
 def _extent(dim: Dim, env: Mapping[str, int]) -> int:

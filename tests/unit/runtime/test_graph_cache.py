@@ -248,3 +248,16 @@ def test_failures_name_their_node_from_the_cache_too() -> None:
         messages.append(str(caught.value))
     assert messages[0] == messages[1]
     assert "test_graph_cache.py" in messages[0]
+
+
+def test_the_memory_of_a_cached_program_is_known_before_its_first_run() -> None:
+    with rlx.compile(_graph(), dims={"N": 3}) as made:
+        want = made.memory()
+        made.run({"x": _X})
+        assert made.memory() == want
+    with rlx.compile(_graph(), dims={"N": 3}) as found:
+        assert found.program.graph is None, "it was compiled again"
+        assert found.memory() == want
+        found.run({"x": _X})
+        assert found.memory() == want
+    assert want.weights >= 64 * 80 * 4

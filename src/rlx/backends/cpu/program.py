@@ -232,16 +232,15 @@ class CpuProgram:
             self._context.set_slot(slot, memory.data)
 
     def memory(self) -> MemoryReport:
-        """Return the bytes it needs at the planned bounds."""
+        """Return the bytes it needs at the planned bounds, weights that are not set yet included."""
+        weights = {s: evaluate(self.program.slots[s].nbytes, {}) for s in self.program.weights}
         return MemoryReport(
-            weights=sum(w.nbytes for w in self._weights.values()),
+            weights=sum(weights.values()),
             arena=self._plan.arena,
             arena_lower_bound=self._plan.lower_bound,
             scratch=self._plan.scratch * self.threads,
             state=self._plan.state,
-            tensors=placements(
-                self.program, self._plan, {s: w.nbytes for s, w in self._weights.items()}
-            ),
+            tensors=placements(self.program, self._plan, weights),
         )
 
     # -- running -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user can do with runs that wait for their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlx.base.errors import UsageError
+from rlx.base.numeric import Array
+from rlx.runtime.inputs import Inputs
+from rlx.runtime.queue import RunFuture, RunQueue, Series
+
+__all__ = ["Enqueuing"]
+
+
+class Enqueuing:
+    """The part of an executable that is about runs that are enqueued."""
+
+    _inputs: Inputs
+    _queue: RunQueue
+
+    def _named(
+        self,
+        arrays: list[Array],
+        outputs: Sequence[str] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
+    ) -> dict[str, Any]:
+        """Run once, when it is its turn, and return outputs by name."""
+        raise NotImplementedError
+
+    def run_async(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str] | None = None,
+        out: Mapping[str, Any] | Sequence[Any] | None = None,
+        *,
+        queue: int = 8,
+    ) -> RunFuture:
+        """Enqueue a run and return a future of what `run` would return.
+
+        The runs of an executable, `run` itself included, take place in the order in which they were called for, one at
+        a time. Inputs are copied before this returns, so the caller may write over them; buffers in `out` are the run's
+        until it has ended.
+
+        Args:
+            inputs: as for `run`.
+            outputs: as for `run`.
+            out: as for `run`.
+            queue: how many runs may wait; when so many do, this waits until one of them begins.
+
+        Raises:
+            UsageError: an input is unknown, missing, or of another dtype. All else is raised by the future.
+        """
+        return self._submit(inputs, outputs, out, queue)
+
+    def run_pipelined(
+        self,
+        inputs: Iterable[Mapping[str, Any] | Sequence[Any]],
+        outputs: Sequence[str] | None = None,
+        *,
+        queue: int = 2,
+    ) -> list[dict[str, Any]]:
+        """Run once for each of several inputs and return the outputs of each, as `run` one after the other would.
+
+        The next inputs are taken from the iterable and copied while a run is in flight.
+
+        Args:
+            inputs: each as for `run`; the iterable may give the same arrays again, with other content.
+            outputs: as for `run`.
+            queue: how many runs may wait beside the one in flight; each holds copies of its inputs.
+
+        Raises:
+            UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
+        """
+        _check_queue(queue)
+        series = Series()
+        try:
+            for given in inputs:
+                series.add(self._submit(given, outputs, None, queue, series))
+            return series.results()
+        finally:
+            series.cancel()
+
+    def _submit(
+        self,
+        inputs: Mapping[str, Any] | Sequence[Any],
+        outputs: Sequence[str] | None,
+        out: Mapping[str, Any] | Sequence[Any] | None,
+        bound: int,
+        series: Series | None = None,
+    ) -> RunFuture:
+        _check_queue(bound)
+        arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
+        if isinstance(
+            outputs, list
+        ):  # what the caller does to lists and dicts later changes nothing
+            outputs = list(outputs)
+        if isinstance(out, (list, dict)):
+            out = out.copy()
+        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
+
+    def _settle(self) -> None:
+        """Wait for the runs that were enqueued before."""
+        if self._queue.busy:
+            self._queue.settle()
+
+
+def _check_queue(bound: int) -> None:
+    if bound < 1:
+        raise UsageError(f"queue is at least 1, not {bound}")
