@@ -175,6 +175,9 @@ from rlx.ops.operators import (
 from rlx.ops.pool import (
     Pool,
 )
+from rlx.ops.qconv import (
+    QuantizedConv,
+)
 from rlx.ops.qmatmul import (
     QuantizedMatMul,
 )
@@ -278,6 +281,7 @@ __all__ = [
     "Pad",
     "Pool",
     "QuantizeLinear",
+    "QuantizedConv",
     "QuantizedMatMul",
     "RandomBits",
     "RandomNormal",
@@ -454,6 +458,7 @@ GROUPS = (
     "rnn",
     "signal",
     "qmatmul",
+    "qconv",
     "quant",
     "attention",
     "control",

@@ -19,7 +19,7 @@ from rlx.ir.op import Op
 from rlx.ops.matmul import product_flops
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
-__all__ = ["MAX_INNER", "QuantizedMatMul", "sums_fit"]
+__all__ = ["MAX_INNER", "QuantizedMatMul", "check_quantized", "sums_fit"]
 
 _BYTES = (DType.I8, DType.U8)
 MAX_INNER = (2**31 - 1) // (255 * 128)
@@ -29,6 +29,31 @@ MAX_INNER = (2**31 - 1) // (255 * 128)
 def sums_fit(inner: Dim | int) -> bool:
     """Return whether sums of that many products of bytes fit i32."""
     return isinstance(inner, int) and inner <= MAX_INNER
+
+
+def check_quantized(
+    a: TensorType,
+    a_scale: TensorType,
+    a_zero: TensorType | None,
+    w: TensorType,
+    w_scale: TensorType,
+) -> None:
+    """Check dtypes, and the ranks of scales and of the zero point, of a product of quantised operands.
+
+    Raises:
+        TypeRuleError: one does not fit.
+    """
+    if a.dtype not in _BYTES or w.dtype is not DType.I8:
+        raise TypeRuleError(f"needs i8 or u8 times i8, found {a} and {w}")
+    if (
+        a_scale.dtype is not DType.F32
+        or a_scale.rank
+        or w_scale.dtype is not DType.F32
+        or w_scale.rank > 1
+    ):
+        raise TypeRuleError(f"needs f32 scales [] and [N] or [], found {a_scale} and {w_scale}")
+    if a_zero is not None and (a_zero.dtype is not a.dtype or a_zero.rank):
+        raise TypeRuleError(f"needs a zero point {a.dtype}[], found {a_zero}")
 
 
 @op("quantized_matmul")
@@ -71,17 +96,9 @@ class QuantizedMatMul(Op):
         w: TensorType,
         w_scale: TensorType,
     ) -> TensorType:
-        if a.dtype not in _BYTES or w.dtype is not DType.I8 or a.rank < 1 or w.rank != 2:
-            raise TypeRuleError(f"needs i8 or u8 [..., K] and i8 [K, N], found {a} and {w}")
-        if (
-            a_scale.dtype is not DType.F32
-            or a_scale.rank
-            or w_scale.dtype is not DType.F32
-            or w_scale.rank > 1
-        ):
-            raise TypeRuleError(f"needs f32 scales [] and [N] or [], found {a_scale} and {w_scale}")
-        if a_zero is not None and (a_zero.dtype is not a.dtype or a_zero.rank):
-            raise TypeRuleError(f"needs a zero point {a.dtype}[], found {a_zero}")
+        check_quantized(a, a_scale, a_zero, w, w_scale)
+        if a.rank < 1 or w.rank != 2:
+            raise TypeRuleError(f"needs [..., K] and [K, N], found {a} and {w}")
         require_equal(a.shape[-1], w.shape[0], "the inner extents of a and w")
         if not sums_fit(w.shape[0]):
             raise TypeRuleError(f"needs an inner extent of at most {MAX_INNER}, found {w.shape[0]}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rlx.base.dtypes import DType
 from rlx.base.types import TensorType
@@ -23,6 +23,7 @@ from rlx.ops.leaf import Constant
 from rlx.ops.movement import Concat, Pad, Reshape, Slice, Transpose
 from rlx.ops.norm import LogSoftmax, Softmax
 from rlx.ops.pool import Pool
+from rlx.ops.qconv import QuantizedConv
 from rlx.ops.quant import DequantizeLinear, QuantizeLinear
 from rlx.ops.reduce import Reduce
 from rlx.ops.resize import Resize
@@ -33,6 +34,7 @@ __all__ = ["ChannelsLast", "SinkTransposes"]
 
 T = TypeVar("T")
 Permutation = tuple[int, ...]
+_Layouted: TypeAlias = Conv | ConvTranspose | Pool | QuantizedConv
 
 
 _COSTS = Value(TensorType(DType.BOOL, ()), None, 0, "no value: a transpose would be needed")
@@ -58,12 +60,12 @@ class ChannelsLast:
         for node in list(graph.block.walk()):
             op = node.op
             wanted = ctx.claims.layout_of(op.name) == "nhwc"
-            if wanted and isinstance(op, Conv | ConvTranspose | Pool) and op.layout == "nchw":
+            if wanted and isinstance(op, _Layouted) and op.layout == "nchw":
                 _to_channels_last(rewriter, node, op)
         return rewriter.changed
 
 
-def _to_channels_last(rewriter: Rewriter, node: Node, op: Conv | ConvTranspose | Pool) -> None:
+def _to_channels_last(rewriter: Rewriter, node: Node, op: _Layouted) -> None:
     x = node.operands[0]
     assert x is not None
     rank = x.type.rank

@@ -21,7 +21,7 @@ from rlx.passes.layout import ChannelsLast, SinkTransposes
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
 from rlx.passes.precision import ApplyPrecision
-from rlx.passes.qmatmul import RecognizeQuantizedMatMul
+from rlx.passes.quantized import RecognizeQuantizedProducts
 from rlx.passes.states import LateStateWrites
 from rlx.passes.widen import Widen
 
@@ -36,7 +36,7 @@ _CLEAN = (
 
 _RECOGNISE = (
     Entry(
-        RecognizeQuantizedMatMul(),
+        RecognizeQuantizedProducts(),
         "needs the integer weights, before they are dequantised once and for all",
     ),
     Entry(GatherStored(), "needs the narrow table, before its wide form is computed once and kept"),
@@ -136,7 +136,7 @@ PASSES: dict[str, type[Any]] = {
         LateStateWrites,
         LiftParamWork,
         RecognizeAttention,
-        RecognizeQuantizedMatMul,
+        RecognizeQuantizedProducts,
         SinkTransposes,
         Widen,
     )

@@ -36,7 +36,7 @@ __all__ = ["Finding", "bisect", "check"]
 _MOST_RUNS = 29
 _SUSPECTS = frozenset(
     "canonicalize channels-last fuse-epilogues fuse-regions recognize-attention "
-    "recognize-quantized-matmul sink-transposes".split()
+    "recognize-quantized-products sink-transposes".split()
 )
 """Passes that change the most; they are tried first, since runs are bounded."""
 

@@ -428,6 +428,17 @@ def _quantized_matmul(op: Any, operands: _Operands, y: _F64, dtype: DType) -> An
     return _linear(a.shape[-1] + 3, total, y, dtype)
 
 
+def _quantized_conv(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
+    # As for a product: what is composed of operators dequantises both and rounds every step.
+    x, x_scale, x_zero, w, w_scale = (None if o is None else np.abs(o) for o in operands)
+    assert x is not None
+    assert w is not None
+    zero = None if x_zero is None else -x_zero
+    return _linear(
+        float(np.prod(w.shape[1:])) + 3, op.reference(x, x_scale, zero, w, w_scale), y, dtype
+    )
+
+
 def _recurrent(op: Any, operands: _Operands, y: _F64, dtype: DType) -> Any:
     """A step's activations are off by e = g(I + H + 8) max(|W||x| + |R||h| + |b|) and what it inherits times 1 + |R|.
 
@@ -473,6 +484,7 @@ _RULES: dict[str, _Rule] = {
     "lstm": _recurrent,
     "matmul": _matmul,
     "pool": _pool,
+    "quantized_conv": _quantized_conv,
     "quantized_matmul": _quantized_matmul,
     "range": _range,
     "reduce": _reduce,

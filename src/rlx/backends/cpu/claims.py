@@ -40,10 +40,14 @@ _LIMITS = {
 
 def cpu_claims(isa: Isa) -> Claims:
     """Return the claims for an instruction set."""
-    integer = frozenset({"quantized_matmul"}) if isa.has_vnni else frozenset[str]()
+    integer = (
+        frozenset({"quantized_matmul", "quantized_conv"}) if isa.has_vnni else frozenset[str]()
+    )
     return Claims(
         ops=_OPS | integer,
         limits=tuple(_LIMITS.items()),
         epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}) | integer,
-        layouts=(("conv", "nhwc"), ("conv_transpose", "nhwc"), ("pool", "nhwc")),
+        layouts=tuple(
+            (name, "nhwc") for name in ("conv", "conv_transpose", "pool", "quantized_conv")
+        ),
     )

@@ -27,9 +27,12 @@ __all__ = [
     "PackConvTranspose",
     "PackedConv",
     "PackedConvTranspose",
+    "WindowOp",
+    "pack_columns",
     "packed_columns",
     "phase_taps",
     "phases",
+    "unpack_columns",
 ]
 
 
@@ -88,7 +91,7 @@ class PackConv(Op):
         columns = w.shape[0] // self.groups
         # [groups, columns, channels, taps] -> [groups, taps, channels, columns]
         split = w.reshape(self.groups, columns, w.shape[1], prod(w.shape[2:])).transpose(0, 3, 2, 1)
-        return _pack(split, self.lanes, self.width)
+        return pack_columns(split, self.lanes, self.width)
 
     def decompose(self, w: Value) -> Value:
         """Return the same made of moves, for weights that come at run time."""
@@ -99,7 +102,7 @@ class PackConv(Op):
 
 
 def _emit_pack(matrix: Value, lanes: int, width: int) -> Value:
-    """[groups, taps, channels, columns] -> [groups, everything in panels], as `_pack` does."""
+    """[groups, taps, channels, columns] -> [groups, everything in panels], as `pack_columns` does."""
     groups, taps, channels, columns = (int(d) for d in matrix.type.shape)
     depth, padded = taps * channels, packed_columns(columns, lanes, width)
     full = reshape(matrix, (groups, depth, columns))
@@ -115,7 +118,7 @@ def _emit_pack(matrix: Value, lanes: int, width: int) -> Value:
     return concat(parts, 1)
 
 
-def _pack(matrix: Array, lanes: int, width: int) -> Array:
+def pack_columns(matrix: Array, lanes: int, width: int) -> Array:
     """[groups, taps, channels, columns] -> [groups, everything in panels]."""
     groups, taps, channels, columns = matrix.shape
     depth, padded = taps * channels, packed_columns(columns, lanes, width)
@@ -128,8 +131,10 @@ def _pack(matrix: Array, lanes: int, width: int) -> Array:
     return np.concatenate(panels, axis=1) if panels else np.zeros((groups, 0), matrix.dtype)
 
 
-def _unpack(packed: Array, taps: int, channels: int, columns: int, lanes: int, width: int) -> Array:
-    """Return the inverse of `_pack`."""
+def unpack_columns(
+    packed: Array, taps: int, channels: int, columns: int, lanes: int, width: int
+) -> Array:
+    """Return the inverse of `pack_columns`."""
     groups, depth, padded = packed.shape[0], taps * channels, packed_columns(columns, lanes, width)
     parts = [
         packed[:, at * depth : min(at + width, padded) * depth].reshape(
@@ -142,7 +147,7 @@ def _unpack(packed: Array, taps: int, channels: int, columns: int, lanes: int, w
 
 
 @dataclass(frozen=True)
-class _Window(Op):
+class WindowOp(Op):
     """What all channels-last convolutions have; pads are (before, after) per axis."""
 
     kernel: tuple[int, ...]
@@ -177,7 +182,7 @@ class _Window(Op):
 
 @op("cpu.packed_conv")
 @dataclass(frozen=True)
-class PackedConv(_Window):
+class PackedConv(WindowOp):
     """Convolution of x [N, *spatial, C] with weights of `PackConv` -> [N, *out, columns].
 
     Attributes:
@@ -214,7 +219,7 @@ class PackedConv(_Window):
     def reference(self, x: Array, w: Array) -> Array:  # noqa: D102
         per_group = x.shape[-1] // self.groups
         columns, count = self.columns // self.groups, prod(self.kernel)
-        matrix = _unpack(w, count, per_group, columns, self.lanes, self.width)
+        matrix = unpack_columns(w, count, per_group, columns, self.lanes, self.width)
         total: Array | None = None
         for tap, seen in self.taps(x):
             split = seen.reshape(*seen.shape[:-1], self.groups, per_group)
@@ -226,7 +231,7 @@ class PackedConv(_Window):
 
 @op("cpu.depthwise_conv")
 @dataclass(frozen=True)
-class DepthwiseConv(_Window):
+class DepthwiseConv(WindowOp):
     """Convolution where output channel c reads input channel c // multiplier only.
 
     x [N, *spatial, C] and w [taps, C * multiplier] -> [N, *out, C * multiplier].
@@ -321,7 +326,7 @@ class PackConvTranspose(Op):
         count = prod([len(t) for t in taps])
         # [groups, channels, columns, taps] -> [groups, taps, channels, columns]
         split = part.reshape(self.groups, channels, columns, count).transpose(0, 3, 1, 2)
-        return _pack(split, self.lanes, self.width)
+        return pack_columns(split, self.lanes, self.width)
 
     def decompose(self, w: Value) -> Value:
         """Return the same made of moves, for weights that come at run time."""
@@ -393,7 +398,7 @@ class PackedConvTranspose(Op):
             axes = zip(self.kernel, self.strides, self.dilations, phase, strict=True)
             taps = [phase_taps(*axis) for axis in axes]
             counts = [len(t) for t in taps]
-            split = _unpack(packed, prod(counts), channels, columns, self.lanes, self.width)
+            split = unpack_columns(packed, prod(counts), channels, columns, self.lanes, self.width)
             part = split.transpose(0, 2, 3, 1).reshape(x.shape[-1], columns, *counts)
             w[np.ix_(range(x.shape[-1]), range(columns), *taps)] = part
         whole = ConvTranspose(

@@ -122,9 +122,9 @@ class MemoryAccess(Arithmetic):
         """Copy `size` bytes between ranges that do not overlap."""
         self.call("memcpy", target, source, self.lift(size, I64), result=PTR)
 
-    def memset(self, target: Value, byte: int, size: Operand) -> None:
+    def memset(self, target: Value, byte: Operand, size: Operand) -> None:
         """Set `size` bytes."""
-        self.call("memset", target, self.i32(byte), self.lift(size, I64), result=PTR)
+        self.call("memset", target, self.lift(byte, I32), self.lift(size, I64), result=PTR)
 
     def prefetch(self, pointer: Value, level: int = 1) -> None:
         """Ask for the cache line at the pointer (any address) into cache level 1, 2 or 3."""

@@ -13,23 +13,17 @@ from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.ops import (
     PRODUCT_DTYPES,
     PackedMatMul,
-    PackedQuantizedMatMul,
     PackPanels,
-    PackQuads,
-    QuadOffsets,
 )
+from rlx.backends.cpu.quantized_passes import PackQuantizedProducts
 from rlx.backends.cpu.rnn_passes import SplitRecurrent
-from rlx.base.dtypes import DType
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node
 from rlx.ir.op import Op
 from rlx.ops.attention import Attention
-from rlx.ops.elementwise import mul
 from rlx.ops.matmul import MatMul
-from rlx.ops.movement import expand
-from rlx.ops.qmatmul import QuantizedMatMul
-from rlx.ops.region import Region, WithEpilogue
-from rlx.ops.spec import building, emit_one
+from rlx.ops.region import WithEpilogue
+from rlx.ops.spec import building
 from rlx.passes.captures import is_known, weight_values
 from rlx.passes.decompose import Decompose
 from rlx.passes.fuse import FormRegions
@@ -90,70 +84,6 @@ class PackMatMul:
 
 
 @dataclass(frozen=True)
-class PackQuantizedMatMul:
-    """quantized_matmul(a, w) -> packed_quantized_matmul(a, pack_quads(w), offsets, scales). Exact."""
-
-    isa: Isa
-    name = "cpu-pack-quantized-matmul"
-
-    def run(self, graph: Graph, ctx: PassContext) -> bool:
-        """Apply to all blocks; return whether anything changed."""
-        rewriter, weights, rest = Rewriter(graph.facts), weight_values(graph), False
-        for node in list(graph.block.walk()):
-            if _anchor(node) is QuantizedMatMul:
-                _, _, a_zero, w, _ = node.operands[:5]
-                assert w is not None
-                depth, columns = w.type.shape
-                known = is_known(w, weights) and (a_zero is None or is_known(a_zero, weights))
-                if known and isinstance(columns, int) and depth % 4 == 0:
-                    self._pack(rewriter, node, columns)
-                else:
-                    self._decompose(rewriter, node)
-                    rest = True
-        if rest:
-            Decompose().run(graph, ctx)
-        return rewriter.changed
-
-    def _pack(self, rewriter: Rewriter, node: Node, columns: int) -> None:
-        a, a_scale, a_zero, w, w_scale = node.operands[:5]
-        assert a is not None
-        assert a_scale is not None
-        assert w is not None
-        assert w_scale is not None
-        shift = 128 if a.type.dtype is DType.I8 else 0
-        builder = rewriter.before(node)
-        with building(builder):
-            quads = emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
-            offsets = emit_one(QuadOffsets(shift), w, a_zero)
-            scales = expand(mul(w_scale, a_scale), (columns,))
-        op: Op = PackedQuantizedMatMul(columns)
-        if isinstance(node.op, WithEpilogue):
-            op = WithEpilogue(op, 4, node.op.body)
-        operands = [a, quads, offsets, scales, *node.operands[5:]]
-        new = builder.emit_typed(op, operands, [r.type for r in node.results])
-        rewriter.replace_node(node, new.results)
-
-    @staticmethod
-    def _decompose(rewriter: Rewriter, node: Node) -> None:
-        """Put the product of dequantised operands in place; an epilogue becomes a region of its own."""
-        a, a_scale, a_zero, w, w_scale = node.operands[:5]
-        assert a is not None
-        assert a_scale is not None
-        assert w is not None
-        assert w_scale is not None
-        builder = rewriter.before(node)
-        with building(builder):
-            product = QuantizedMatMul().decompose(a, a_scale, a_zero, w, w_scale)
-        if not isinstance(node.op, WithEpilogue):
-            rewriter.replace_node(node, [product])
-            return
-        region = Region(node.op.body, product.type.shape)
-        operands = [product, *node.operands[5:]]
-        new = builder.emit_typed(region, operands, [r.type for r in node.results])
-        rewriter.replace_node(node, new.results)
-
-
-@dataclass(frozen=True)
 class DecomposeUnknownDepth:
     """attention(q, k, v) -> its decomposition where the depth of a head is known only at run time.
 
@@ -189,8 +119,8 @@ def cpu_passes(isa: Isa) -> Sequence[Any]:
     """Return the backend's own passes in order."""
     return (
         Entry(
-            PackQuantizedMatMul(isa),
-            "first, for what its kernel cannot take becomes f32 products, whose weights are packed below",
+            PackQuantizedProducts(isa),
+            "first, for what its kernels cannot take becomes f32 products, whose weights are packed below",
         ),
         Entry(DecomposeUnknownDepth(), "the attention kernel is made for the depth of a head"),
         Entry(SplitRecurrent(isa), "input products of all steps are one matrix product"),

@@ -19,10 +19,11 @@ from rlx.ir.op import Op
 from rlx.ops.attention import Attention
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.elementwise import add, relu
-from rlx.ops.evaluate import evaluate
+from rlx.ops.evaluate import evaluate, run_op
 from rlx.ops.leaf import constant
 from rlx.ops.matmul import MatMul, matmul
 from rlx.ops.pool import Pool
+from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.resize import Resize
 from rlx.ops.spec import emit_one
@@ -198,24 +199,34 @@ def test_attention_of_an_unknown_depth(level: str) -> None:
     _check(level, Attention(0.35), arrays, names=names)
 
 
-@pytest.mark.parametrize("depth", [16, 19])
+@pytest.mark.parametrize(
+    ("op", "shape", "weight"),
+    [
+        (QuantizedMatMul(), (5, 16), (16, 9)),
+        (QuantizedMatMul(), (5, 19), (19, 9)),
+        (QuantizedConv((1, 1), (1, 1), ((1, 1), (0, 1))), (2, 6, 5, 7), (9, 6, 3, 3)),
+        (QuantizedConv((2, 1), (1, 1), ((0, 0), (1, 1)), 4), (2, 4, 5, 7), (8, 1, 3, 3)),
+    ],
+    ids=["matmul", "no_quads", "conv", "depthwise"],
+)
 @pytest.mark.parametrize("weights", [True, False])
-def test_quantised_products(level: str, depth: int, weights: bool) -> None:
-    a, w = _numbers(DType.U8, 5, depth), _numbers(DType.I8, depth, 9)
-    scale = np.linspace(0.01, 0.1, 9, dtype=np.float32)
-    arrays = [a, np.float32(0.05), np.uint8(3), w, scale]
+def test_quantised_products(
+    level: str, op: Op, shape: tuple[int, ...], weight: tuple[int, ...], weights: bool
+) -> None:
+    x, w = _numbers(DType.U8, *shape), _numbers(DType.I8, *weight)
+    scale = np.linspace(0.01, 0.1, weight[1 if op == QuantizedMatMul() else 0], dtype=np.float32)
+    arrays = [np.asarray(v) for v in (x, np.float32(0.05), np.uint8(3), w, scale)]
     with rlx.Graph() as g:
         values: list[Value] = []
-        for i, array in enumerate(map(np.asarray, arrays)):
+        for i, array in enumerate(arrays):
             known = weights and i > 2
-            name, shape = f"x{i}", array.shape
-            values.append(g.param(name, array) if known else g.input(name, shape, array.dtype))
-        g.output("y", emit_one(QuantizedMatMul(), *values))
-    given = {f"x{i}": np.asarray(v) for i, v in enumerate(arrays)}
+            name, extents = f"x{i}", array.shape
+            values.append(g.param(name, array) if known else g.input(name, extents, array.dtype))
+        g.output("y", emit_one(op, *values))
+    given = {f"x{i}": v for i, v in enumerate(arrays)}
     with override(RLX_CPU_ISA=level), rlx.compile(g, "cpu", host_ops="error") as m:
         got = m.run({s.name: given[s.name] for s in m.inputs})["y"]
-    want = (a.astype(np.float64) - 3) @ w.astype(np.float64) * 0.05 * scale
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-2)
+    np.testing.assert_allclose(got, run_op(op, arrays)[0], rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.U8, DType.I32], ids=str)

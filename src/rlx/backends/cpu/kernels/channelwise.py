@@ -22,6 +22,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.emit import encode, load_value, maximum
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.products import multiply_add
 from rlx.backends.cpu.kernels.tile import Finish, Place, TileFinisher
 from rlx.backends.cpu.kernels.window import (
     WINDOW_WORDS,
@@ -30,7 +31,6 @@ from rlx.backends.cpu.kernels.window import (
     Walk,
     Window,
     WindowEmitter,
-    multiply_add,
     window_words,
 )
 from rlx.backends.cpu.lltypes import I32, I64, PTR, Type, scalar_type, storage_type, vec

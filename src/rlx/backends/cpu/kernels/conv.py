@@ -34,6 +34,7 @@ from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.conv_ops import PackedConv, packed_columns
 from rlx.backends.cpu.isa import Isa
+from rlx.backends.cpu.kernels.products import multiply_add, spread_factor
 from rlx.backends.cpu.kernels.tile import Finish, Place, TileFinisher, plan_finish
 from rlx.backends.cpu.kernels.window import (
     SPREAD_WORDS,
@@ -45,13 +46,14 @@ from rlx.backends.cpu.kernels.window import (
     Window,
     WindowEmitter,
     divide,
-    multiply_add,
     window_words,
 )
-from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
+from rlx.backends.cpu.lltypes import I8, I32, I64, PTR, Type, scalar_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
 from rlx.backends.cpu.ops import PRODUCT_DTYPES
-from rlx.base.dims import ceildiv
+from rlx.backends.cpu.quantized_ops import PackedQuantizedConv
+from rlx.base.dims import Dim, ceildiv
+from rlx.base.dtypes import DType
 from rlx.ir.graph import Node
 from rlx.kernel.program import Arg, DimArg, SlotArg
 from rlx.kernel.schedule import LoweringContext
@@ -96,6 +98,7 @@ class _Spec:
             read in runs.
         run: elements of such a run when it is compiled in, else None.
         pitch: elements from one pixel of a tile to the next when that is compiled in, else None.
+        quantized: dtype of x where it is i8 or u8: then four channels are one element, an i32.
     """
 
     finish: Finish
@@ -108,6 +111,7 @@ class _Spec:
     runs: bool
     run: int | None
     pitch: int | None
+    quantized: DType | None
 
 
 _OWN_WORDS = [
@@ -301,28 +305,36 @@ class _Emitter:
         vectors = len(acc) // len(pointers)
         columns = [f.load(self.vector, w, at + j * self.lanes) for j in range(vectors)]
         for r, pointer in enumerate(pointers):
-            factor = f.splat(f.load(self.scalar, pointer, channel), self.lanes)
+            value, quantized = f.load(self.scalar, pointer, channel), self.spec.quantized
+            factor = spread_factor(f, value, self.lanes, quantized)
             for j in range(vectors):
-                acc[r * vectors + j] = multiply_add(f, factor, columns[j], acc[r * vectors + j])
+                acc[r * vectors + j] = multiply_add(
+                    f, factor, columns[j], acc[r * vectors + j], quantized=quantized is not None
+                )
 
 
 @cache
 def _conv_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: x, w, out, extras..., then the integers of `_names`. Scratch: a row of zeros."""
+    """Arguments: x, w, out, extras..., (zero point,) then the integers of `_names`.
+
+    Scratch: a row of zeros, or of the zero point.
+    """
     module = Module(isa)
     emitter = _Emitter(module, spec)
     if spec.full:
         emitter.emit(emitter.vectors, masked=False)
     if spec.tail:
         emitter.emit(spec.tail, masked=True)
-    first = 3 + len(spec.finish.extras)
+    extras = 3 + len(spec.finish.extras)
+    first = extras + (spec.quantized is not None)
     if not spec.pointwise:
         _ = emitter.windows.locator
     with module.kernel("conv", first + len(emitter.windows.names)) as k:
         geometry, words = emitter.windows.fill(k, first)
         zero = k.scratch()
         if not spec.pointwise:
-            k.memset(zero, 0, words["group_depth_bytes"])
+            byte = k.zext(k.load(I8, k.slot(extras)), I32) if spec.quantized else 0
+            k.memset(zero, byte, words["group_depth_bytes"])
         work = _Chunk(k, emitter, geometry, words, zero)
         with k.loop(k.begin, k.end) as chunk:
             work.emit(chunk.index)
@@ -473,8 +485,8 @@ def launch_conv(
         isa: the target.
         g: its windows.
         groups: channel groups.
-        slots: x, packed weights, result, operands of the epilogue.
-        plan: dtype of the operands and the epilogue.
+        slots: x, packed weights, result, operands of the epilogue; the zero point where x is quantised.
+        plan: dtype of the sums and the epilogue.
         spread: where the windows are in the result, when they are not all of its rows.
     """
     dtype = plan.dtype
@@ -498,6 +510,7 @@ def launch_conv(
         runs,
         row * depth if unrolled else None,
         g.strides[-1] * int(g.channels) if unrolled else None,
+        g.quantized,
     )
     taps = prod(g.kernel)
     words = window_words(g, dtype.itemsize, spread)
@@ -527,34 +540,48 @@ def launch_conv(
 @lowering(PackedConv)
 def lower_packed_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     """Weights in panels, x channels-last, any dtype of `PRODUCT_DTYPES`."""
+    x = node.operands[0]
+    assert x is not None
+    channels = x.type.shape[-1]
+    if x.type.dtype not in PRODUCT_DTYPES or not isinstance(channels, int):
+        return False
+    return _lower(node, ctx, isa, x.type.dtype, channels)
+
+
+@lowering(PackedQuantizedConv)
+def lower_quantized_conv(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+    """i8 weights in panels of quads, bytes channels-last; sums in i32."""
+    x = node.operands[0]
+    assert x is not None
+    return _lower(node, ctx, isa, DType.I32, x.type.shape[-1] // 4, x.type.dtype)
+
+
+def _lower(
+    node: Node,
+    ctx: LoweringContext,
+    isa: Isa,
+    dtype: DType,
+    channels: Dim,
+    quantized: DType | None = None,
+) -> bool | None:
     op, operands, body, extras = split_epilogue(node)
-    assert isinstance(op, PackedConv)
-    x, w = operands
+    assert isinstance(op, PackedConv | PackedQuantizedConv)
+    x, w, *zero = operands
     assert x is not None
     assert w is not None
-    result, dtype = node.result.type, x.type.dtype
+    result = node.result.type
     plan = plan_finish(dtype, result.shape, result.dtype, body, extras)
-    channels = x.type.shape[-1]
-    if plan is None or dtype not in PRODUCT_DTYPES or not isinstance(channels, int):
+    if plan is None:
         return False
-    shape, out = x.type.shape, result.shape
     before = tuple(b for b, _ in op.pads)
-    g = Window(
-        shape[0],
-        shape[1:-1],
-        out[1:-1],
-        channels,
-        op.columns,
-        op.kernel,
-        op.strides,
-        op.dilations,
-        before,
-    )
+    window = (op.kernel, op.strides, op.dilations, before)
+    shape, out = x.type.shape, result.shape
+    g = Window(shape[0], shape[1:-1], out[1:-1], channels, op.columns, *window, quantized)
     slots = [
         SlotArg(ctx.slot(x)),
         SlotArg(ctx.slot(w)),
         SlotArg(ctx.slot(node.result), writes=True),
     ]
-    slots += [SlotArg(ctx.slot(e)) for e in extras]
+    slots += [SlotArg(ctx.slot(e)) for e in (*extras, *zero) if e is not None]
     launch_conv(ctx, isa, g, op.groups, slots, plan)
     return None

@@ -15,7 +15,8 @@ from functools import cache
 from rlx.backends.cpu.abi import Emitted, finish
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.isa import Isa
-from rlx.backends.cpu.lltypes import I8, I64, PTR, Type, scalar_type, vec
+from rlx.backends.cpu.kernels.products import multiply_add, spread_factor
+from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, vec
 from rlx.base.dtypes import DType
 
 __all__ = [
@@ -129,27 +130,15 @@ class _Tiles:
                 for stream in streams:
                     self._prefetch(f, stream)
             for i in range(rows):
-                factor = self._factor(f, f.load(self.scalar, f.offset(left, k * i, self.scalar)))
+                value = f.load(self.scalar, f.offset(left, k * i, self.scalar))
+                factor = spread_factor(f, value, self.lanes, self.quantized)
                 for j in range(count):
-                    current[i * count + j] = self._multiply_add(
-                        f, factor, columns[j], current[i * count + j]
+                    at = i * count + j
+                    current[at] = multiply_add(
+                        f, factor, columns[j], current[at], quantized=self.quantized is not None
                     )
             loop.next(*current)
         return [loop.out[i * count : (i + 1) * count] for i in range(rows)]
-
-    def _factor(self, f: Function, value: Value) -> Value:
-        """Return an element of a (or four bytes of one) for all columns."""
-        if self.quantized is DType.I8:
-            value = value ^ -0x7F7F7F80  # 0x80 in every byte: x + 128 as an unsigned byte
-        return f.splat(value, self.lanes)
-
-    def _multiply_add(self, f: Function, factor: Value, column: Value, total: Value) -> Value:
-        if not self.quantized:
-            floats = column.type.is_float
-            return f.fma(factor, column, total) if floats else factor * column + total
-        quads = vec(I8, 4 * self.lanes)
-        name = f"x86.avx512.vpdpbusd.{32 * self.lanes}"
-        return f.intrinsic(name, total, f.bitcast(factor, quads), f.bitcast(column, quads))
 
     def _prefetch(self, f: Function, stream: Value) -> None:
         for start in range(0, self.scalar.itemsize * self.width, 64):

@@ -22,7 +22,6 @@ from functools import cache
 
 from rlx.backends.cpu.abi import Emitted, Kernel, finish
 from rlx.backends.cpu.builder import Function, Module, Value
-from rlx.backends.cpu.emit import load_value
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.gemm_tiles import (
     TILE_PARAMS,
@@ -33,9 +32,10 @@ from rlx.backends.cpu.kernels.gemm_tiles import (
     tile_unit,
 )
 from rlx.backends.cpu.kernels.tile import Finish, Finisher, plan_finish
-from rlx.backends.cpu.lltypes import F32, I64, PTR, Type, scalar_type, storage_type, vec
+from rlx.backends.cpu.lltypes import I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.backends.cpu.lowering import lowering, split_epilogue
-from rlx.backends.cpu.ops import PRODUCT_DTYPES, PackedMatMul, PackedQuantizedMatMul
+from rlx.backends.cpu.ops import PRODUCT_DTYPES, PackedMatMul
+from rlx.backends.cpu.quantized_ops import PackedQuantizedMatMul
 from rlx.base.dims import Dim, ceildiv, dim_max, dim_min, product
 from rlx.base.dtypes import DType
 from rlx.base.facts import current_facts
@@ -58,17 +58,7 @@ class _Spec:
     finish: Finish
     batch_axes: int = 0
     quantized: DType | None = None
-    """Of a where it is i8 or u8: then b holds i8, four of a column's k in one i32, and sums are integers."""
-
-    @property
-    def dtype(self) -> DType:
-        """Of the elements that are walked: both operands, or i32 quads of bytes."""
-        return DType.I32 if self.quantized else self.finish.dtype
-
-    @property
-    def pointers(self) -> int:
-        """How many pointers a finisher gets besides the result: the epilogue's, and what integer sums need."""
-        return len(self.finish.extras) + (2 if self.quantized else 0)
+    """Of a where it is i8 or u8: then b holds i8, four of a column's k in one i32."""
 
 
 class _Emitter:
@@ -79,23 +69,21 @@ class _Emitter:
         self.spec = spec
         isa = module.isa
         self.tile = tile_shape(isa)
-        self.lanes = isa.lanes(spec.dtype)
+        self.lanes = isa.lanes(spec.finish.dtype)
         self.width = self.tile.vectors * self.lanes
-        self.vector: Type = vec(scalar_type(spec.dtype), self.lanes)
-        self.scalar: Type = scalar_type(spec.dtype)
-        unit = tile_unit(isa, spec.dtype, spec.quantized)
+        self.vector: Type = vec(scalar_type(spec.finish.dtype), self.lanes)
+        self.scalar: Type = scalar_type(spec.finish.dtype)
+        unit = tile_unit(isa, spec.finish.dtype, spec.quantized)
         module.need(unit)
         self.micros = dict(zip(tile_keys(isa), unit.symbols, strict=True))
-        self.plain = (
-            spec.finish.body is None and spec.finish.result is spec.dtype and not spec.quantized
-        )
+        self.plain = spec.finish.body is None and spec.finish.result is spec.finish.dtype
         self.finishers = {
             masked: self._finisher(masked) for masked in (False, True) if masked or not self.plain
         }
 
     def _finisher(self, masked: bool) -> Function:
         """Return the function that applies the epilogue to a tile of sums and stores it."""
-        extras = [(f"x{i}", PTR) for i in range(self.spec.pointers)]
+        extras = [(f"x{i}", PTR) for i in range(len(self.spec.finish.extras))]
         params = [
             ("tile", PTR),
             ("out", PTR),
@@ -107,33 +95,13 @@ class _Emitter:
             row, rows, col, n = f.args[-4:]
             starts = range(0, self.width, self.lanes)
             masks = [f.tail_mask(n - col - s, self.vector) if masked else None for s in starts]
-            used = self.spec.pointers - len(self.spec.finish.extras)
-            finisher = Finisher(f, self.spec.finish, pointers[used:], n, col, masks)
-            scaled = self._scaling(f, pointers[:used], col, masks)
+            finisher = Finisher(f, self.spec.finish, pointers, n, col, masks)
             with f.loop(0, rows) as loop:
                 base = f.offset(tile, loop.index * self.width, self.scalar)
                 sums = [f.load(self.vector, base, s) for s in starts]
-                finisher.row(
-                    [scaled(j, value) for j, value in enumerate(sums)], out, row + loop.index
-                )
+                finisher.row(sums, out, row + loop.index)
                 loop.next()
         return f
-
-    def _scaling(
-        self, f: Function, pointers: list[Value], col: Value, masks: list[Value | None]
-    ) -> Callable[[int, Value], Value]:
-        """Return what turns the sums of vector j into results: for integers (sum + offset[n]) * scale[n]."""
-        if not self.spec.quantized:
-            return lambda _, value: value
-        offsets, scales = (
-            [
-                load_value(f, dtype, p, col + j * self.lanes, self.lanes, m)
-                for j, m in enumerate(masks)
-            ]
-            for dtype, p in zip((DType.I32, DType.F32), pointers, strict=True)
-        )
-        real = vec(F32, self.lanes)
-        return lambda j, value: f.int_to_float(value + offsets[j], real, signed=True) * scales[j]
 
     def run(self, k: Kernel, operands: _Operands, at: _Place, *, tail: bool) -> None:
         """Emit one tile: sums straight into the result where nothing else is to be done, else through a buffer."""
@@ -211,12 +179,12 @@ def _tile_rows(
 def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
     """Multiply by panels.
 
-    Arguments: a, b, c, (offsets, scales,) extras..., m, row blocks, column groups, k, n, then per batch axis
+    Arguments: a, b, c, extras..., m, row blocks, column groups, k, n, then per batch axis
     (extent, a, b) strides.
     """
     module = Module(isa)
     emitter = _Emitter(module, spec)
-    nargs = 3 + spec.pointers + 5 + 3 * spec.batch_axes
+    nargs = 3 + len(spec.finish.extras) + 5 + 3 * spec.batch_axes
     with module.kernel("qgemm" if spec.quantized else "gemm", nargs) as k:
         buffer = k.alloca(emitter.vector, emitter.tile.rows * emitter.tile.vectors)
         with k.loop(k.begin, k.end) as chunk:
@@ -226,7 +194,7 @@ def _matmul_kernel(isa: Isa, spec: _Spec) -> Emitted:
 
 
 def _chunk(k: Kernel, emitter: _Emitter, index: Value, buffer: Value) -> None:
-    spec, count = emitter.spec, emitter.spec.pointers
+    spec, count = emitter.spec, len(emitter.spec.finish.extras)
     m, blocks, groups = k.dim(3 + count), k.dim(4 + count), k.dim(5 + count)
     depth, n = k.dim(6 + count), k.dim(7 + count)
     a, b, c = k.slot(0), k.slot(1), k.slot(2)
@@ -353,20 +321,51 @@ def _groups(m: Dim, n: Dim, k: Dim, width: int) -> Dim:
 @lowering(PackedMatMul)
 def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     """Weights in panels: [..., K] x panels -> [..., N]."""
+    a = node.operands[0]
+    assert a is not None
+    if a.type.dtype not in PRODUCT_DTYPES:
+        return False
+    return _by_panels(node, ctx, isa, a.type.dtype, a.type.shape[-1])
+
+
+@lowering(PackedQuantizedMatMul)
+def lower_quantized(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
+    """Bytes times i8 weights in quads: [..., K] x [panels, K / 4, width, 4] -> sums in i32."""
+    a = node.operands[0]
+    assert a is not None
+    return _by_panels(node, ctx, isa, DType.I32, a.type.shape[-1] // 4, a.type.dtype)
+
+
+def _by_panels(
+    node: Node,
+    ctx: LoweringContext,
+    isa: Isa,
+    dtype: DType,
+    k: Dim,
+    quantized: DType | None = None,
+) -> bool | None:
+    """Multiply by weights in panels.
+
+    Args:
+        node: the product.
+        ctx: where launches go.
+        isa: the target.
+        dtype: of the elements that are walked and of the sums.
+        k: how many are walked.
+        quantized: of a where it is i8 or u8.
+    """
     op, operands, body, extras = split_epilogue(node)
-    assert isinstance(op, PackedMatMul)
+    assert isinstance(op, PackedMatMul | PackedQuantizedMatMul)
     a, b = operands
     assert a is not None
     assert b is not None
     result = node.result.type
-    how = plan_finish(a.type.dtype, result.shape, result.dtype, body, extras)
-    k = a.type.shape[-1]
-    if how is None or a.type.dtype not in PRODUCT_DTYPES:
+    how = plan_finish(dtype, result.shape, result.dtype, body, extras)
+    if how is None:
         return False
-    spec = _Spec(how)
     m = product(a.type.shape[:-1])
     blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
-    groups = _groups(m, op.columns, k, panel_width(isa, a.type.dtype))
+    groups = _groups(m, op.columns, k, panel_width(isa, dtype))
     args: list[Arg] = [
         SlotArg(ctx.slot(a)),
         SlotArg(ctx.slot(b)),
@@ -374,37 +373,8 @@ def lower_packed(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
     ]
     args += [SlotArg(ctx.slot(x)) for x in extras]
     args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, k, op.columns)]
-    ctx.launch(_matmul_kernel(isa, spec), args, chunks=blocks * groups)
-    return None
-
-
-@lowering(PackedQuantizedMatMul)
-def lower_quantized(node: Node, ctx: LoweringContext, isa: Isa) -> bool | None:
-    """Bytes times i8 weights in quads: [..., K] x [panels, K / 4, width, 4] -> f32 [..., N]."""
-    op, operands, body, extras = split_epilogue(node)
-    assert isinstance(op, PackedQuantizedMatMul)
-    a, b, offsets, scales = operands
-    assert a is not None
-    assert b is not None
-    assert offsets is not None
-    assert scales is not None
-    result = node.result.type
-    how = plan_finish(DType.F32, result.shape, result.dtype, body, extras)
-    if how is None:
-        return False
-    m, quads = product(a.type.shape[:-1]), a.type.shape[-1] // 4
-    blocks = ceildiv(m, tile_shape(isa).rows * _ROW_TILES_PER_CHUNK)
-    groups = _groups(m, op.columns, quads, panel_width(isa, DType.I32))
-    args: list[Arg] = [
-        SlotArg(ctx.slot(a)),
-        SlotArg(ctx.slot(b)),
-        SlotArg(ctx.slot(node.result), writes=True),
-    ]
-    args += [SlotArg(ctx.slot(x)) for x in (offsets, scales, *extras)]
-    args += [DimArg(d) for d in (m, dim_max(1, blocks), groups, quads, op.columns)]
-    ctx.launch(
-        _matmul_kernel(isa, _Spec(how, quantized=a.type.dtype)), args, chunks=blocks * groups
-    )
+    kernel = _matmul_kernel(isa, _Spec(how, quantized=quantized))
+    ctx.launch(kernel, args, chunks=blocks * groups)
     return None
 
 

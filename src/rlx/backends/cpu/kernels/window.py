@@ -20,6 +20,7 @@ from rlx.backends.cpu.abi import Kernel
 from rlx.backends.cpu.builder import Function, Module, Value
 from rlx.backends.cpu.lltypes import I32, I64, PTR, Type, vec
 from rlx.base.dims import LIMIT, Dim, product
+from rlx.base.dtypes import DType
 from rlx.base.errors import UnsupportedOpError
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "Window",
     "WindowEmitter",
     "divide",
-    "multiply_add",
     "window_words",
 ]
 
@@ -95,6 +95,7 @@ class Window:
         strides: distance of windows.
         dilations: distance of taps.
         before: elements of the first window that lie before x; may be negative.
+        quantized: dtype of x where it is i8 or u8; C then counts quads of channels.
     """
 
     batch: Dim
@@ -106,6 +107,7 @@ class Window:
     strides: tuple[int, ...]
     dilations: tuple[int, ...]
     before: tuple[Dim, ...]
+    quantized: DType | None = None
 
     @property
     def pixels(self) -> Dim:
@@ -175,11 +177,6 @@ def divide(f: Function, a: Value, b: Value) -> tuple[Value, Value]:
     """Return (quotient, remainder) of extents; the divisor is at least 1 wherever a chunk runs."""
     quotient = f.emit(I64, f"udiv i64 {a.text}, {b.text}")
     return quotient, a - quotient * b
-
-
-def multiply_add(f: Function, a: Value, b: Value, c: Value) -> Value:
-    """Return a * b + c: rounded once for floats, wrapping for integers."""
-    return f.fma(a, b, c) if a.type.is_float else a * b + c
 
 
 @dataclass(frozen=True)

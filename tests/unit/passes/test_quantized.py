@@ -15,7 +15,7 @@ from rlx.ir.verify import verify
 from rlx.ops.evaluate import evaluate
 from rlx.passes.dce import Dce
 from rlx.passes.manager import PassContext
-from rlx.passes.qmatmul import RecognizeQuantizedMatMul
+from rlx.passes.quantized import RecognizeQuantizedProducts
 
 _CLAIMS = Claims(ops=frozenset({"quantized_matmul", "matmul"}))
 _TEXT = """graph {
@@ -37,7 +37,7 @@ _TEXT = """graph {
 def _run(text: str, claims: Claims = _CLAIMS) -> tuple[Graph, list[str]]:
     """Return the graph after the pass, which gives equal results (all are exact), and reasons."""
     plain, graph, context = parse_graph(text), parse_graph(text), PassContext(claims=claims)
-    RecognizeQuantizedMatMul().run(graph, context)
+    RecognizeQuantizedProducts().run(graph, context)
     Dce().run(graph, context)
     verify(graph)
     chance = np.random.default_rng(0)
@@ -176,30 +176,39 @@ _CONV = """graph {
   %y = conv(%x, %v, %b) {strides=(1, 1), dilations=(1, 1), pads=((0, 0), (0, 0)), groups=1}
   return %y as "y"
 }"""
-_CONV_CLAIMS = Claims(ops=frozenset({"quantized_matmul", "matmul", "conv"}))
+_CONV_CLAIMS = Claims(ops=frozenset({"quantized_conv", "matmul", "conv"}))
 
 
 @pytest.mark.parametrize("bias", ["%x, %v, %b", "%x, %v"])
-def test_a_convolution_of_single_elements_is_a_product(bias: str) -> None:
-    graph, reasons = _run(_CONV.replace("%x, %v, %b", bias), _CONV_CLAIMS)
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("strides=(1, 1)", "strides=(2, 2)"),
+        ("pads=((0, 0), (0, 0))", "pads=((0, 2), (1, 0))"),
+        ("linear(%w, %ws) {axis=0", "linear(%k, %ws) {axis=0"),
+    ],
+)
+def test_a_convolution_with_a_weight_is_recognised(old: str, new: str, bias: str) -> None:
+    text = _CONV.replace(old, new).replace("%x, %v, %b", bias)
+    if "%k" in new:
+        text = text.replace("u8[2,4,3,5]", "u8[2,1,3,5]")
+    graph, reasons = _run(text, _CONV_CLAIMS)
     names = _names(graph)
-    assert "quantized_matmul" in names
+    assert "quantized_conv" in names
     assert not {"conv", "dequantize_linear"} & set(names)
     assert not reasons
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
-        ("strides=(1, 1)", "strides=(2, 2)", "no stride and no padding"),
-        ("pads=((0, 0), (0, 0))", "pads=((0, 0), (1, 0))", "no stride and no padding"),
-        ("linear(%w, %ws) {axis=0", "linear(%k, %ws) {axis=0", "a window of one element"),
-    ],
-)
-def test_other_convolutions_leave_a_reason(old: str, new: str, reason: str) -> None:
-    text = _CONV.replace(old, new)
-    if "%k" in new:
-        text = text.replace("u8[2,4,3,5]", "u8[2,1,3,5]")
+def test_groups_that_are_not_whole_quads_leave_a_reason() -> None:
+    text = _CONV.replace("linear(%w, %ws) {axis=0", "linear(%k, %ws) {axis=0")
+    text = text.replace("u8[2,4,3,5]", "u8[2,2,3,5]").replace("groups=1", "groups=2")
     graph, reasons = _run(text, _CONV_CLAIMS)
     assert "conv" in _names(graph)
-    assert any(reason in line for line in reasons), reasons
+    assert any("its groups have 1" in line for line in reasons), reasons
+
+
+def test_a_target_without_integer_convolutions_keeps_them() -> None:
+    graph, reasons = _run(_CONV, _CLAIMS)
+    assert "quantized_conv" not in _names(graph)
+    assert not reasons

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of bytes: exact integer sums for every zero point, and depths the kernel cannot take."""
+"""Products and convolutions of bytes: exact integer sums for every zero point, and what their kernels cannot take."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa, host_isa
-from rlx.backends.cpu.ops import PackedQuantizedMatMul
-from rlx.backends.cpu.passes import PackQuantizedMatMul
+from rlx.backends.cpu.quantized_ops import PackedQuantizedConv, PackedQuantizedMatMul
+from rlx.backends.cpu.quantized_passes import PackQuantizedProducts
 from rlx.base.dims import symbol
 from rlx.base.dtypes import DType
 from rlx.base.numeric import Array
@@ -22,6 +23,7 @@ from rlx.ir.builder import Builder
 from rlx.ir.graph import Graph
 from rlx.ir.op import Op
 from rlx.ops.evaluate import evaluate
+from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.region import WithEpilogue
 from rlx.passes.fold import Fold
@@ -43,21 +45,28 @@ def _bytes_of(dtype: DType, *shape: int) -> Array:
 
 
 def _graph(
-    dtype: DType, weight: Array, zero: int | None, scales: Array, op: Op | None = None
+    dtype: DType,
+    weight: Array,
+    zero: int | None,
+    scales: Array,
+    op: Op | None = None,
+    shape: Sequence[int] | None = None,
 ) -> Graph:
-    """Return the product of an input [M, K] with weights; an epilogue reads an input [N] too."""
+    """Return the product of an input [M, K] (or [M, *shape]) with weights; an epilogue reads an input [N] too."""
     graph = Graph()
     builder = Builder(graph.block, graph.facts)
 
     def param(name: str, data: Array) -> Any:
         return graph.add_param(name, data, TensorType(DType.of(data.dtype), data.shape))
 
-    a = graph.add_input("a", TensorType(dtype, (symbol("m", lower=0), weight.shape[0])))
+    rest = weight.shape[:1] if shape is None else shape
+    a = graph.add_input("a", TensorType(dtype, (symbol("m", lower=0), *rest)))
     point = None if zero is None else param("zero", np.array(zero, dtype.numpy))
     operands = [a, param("scale", np.array(0.25, np.float32)), point]
     operands += [param("w", weight), param("scales", scales)]
-    if op is not None:
-        operands.append(graph.add_input("bias", TensorType(DType.F32, (weight.shape[1],))))
+    if isinstance(op, WithEpilogue):
+        columns = weight.shape[1 if shape is None else 0]
+        operands.append(graph.add_input("bias", TensorType(DType.F32, (columns,))))
     with graph.facts.active():
         (result,) = builder.emit(op or QuantizedMatMul(), *operands)
     graph.set_outputs({"y": result})
@@ -67,8 +76,8 @@ def _graph(
 def _packed(graph: Graph) -> tuple[Graph, dict[str, Array]]:
     """Pack the weights as the backend does; return the graph and the weights it now reads."""
     context = PassContext()
-    PackQuantizedMatMul(_HOST).run(graph, context)
-    for step in (FormRegions(), Fold(), Hoist(growth=256)):
+    PackQuantizedProducts(_HOST).run(graph, context)
+    for step in (FormRegions(), PackConvolutions(_HOST), Fold(), Hoist(growth=256)):
         step.run(graph, context)
     own = {n: p.data for n, p in context.params.graph.params.items() if p.data is not None}
     return graph, evaluate(context.params.graph, own)
@@ -85,13 +94,11 @@ def _check(lower: Lower, build: Callable[[], Graph], rows: Sequence[int], dtype:
     plain = build()
     graph, constants = _packed(build())
     lowered = lower(graph, _HOST)
-    depth, columns = plain.params["w"].value.type.shape
-    assert isinstance(depth, int)
-    assert isinstance(columns, int)
     for m in rows:
-        inputs = {"a": _bytes_of(dtype, m, depth)}
-        if len(plain.inputs) > 1:
-            inputs["bias"] = np.arange(columns, dtype=np.float32) - 3
+        shapes = {v.name: (m, *v.type.shape[1:]) for v in plain.inputs[:1]}
+        inputs = {n: _bytes_of(dtype, *map(int, shape)) for n, shape in shapes.items()}
+        for value in plain.inputs[1:]:
+            inputs[value.name] = np.arange(int(value.type.shape[0]), dtype=np.float32) - 3
         want = evaluate(plain, inputs)["y"]
         got = lowered.run(inputs, constants)["y"]
         np.testing.assert_array_equal(got, want)
@@ -148,3 +155,78 @@ def test_epilogues(depth: int, dtype: DType, lower_graph: Lower) -> None:
     op = WithEpilogue(QuantizedMatMul(), 5, body)
     weight, one = _bytes_of(DType.I8, depth, 65), np.array(1.0, np.float32)
     _check(lower_graph, lambda: _graph(dtype, weight, 9, one, op), (1, 2, 7), dtype)
+
+
+def _conv(kernel: int, **attributes: Any) -> QuantizedConv:
+    """Return a convolution of images, channels last, that pads where its kernel has more than one element."""
+    pads = ((kernel // 2, 0), (1, kernel // 2)) if kernel > 1 else ((0, 0), (0, 0))
+    plain: dict[str, Any] = {"strides": (1, 1), "dilations": (1, 1), "pads": pads, "layout": "nhwc"}
+    return QuantizedConv(**(plain | attributes))
+
+
+@_native
+@_bytes
+@pytest.mark.parametrize("zero", [None, 3, 127])
+@pytest.mark.parametrize(
+    ("op", "weight", "space"),
+    [
+        (_conv(3), (64, 4, 3, 3), (9, 30)),
+        (_conv(3), (65, 12, 3, 3), (5, 4)),
+        (_conv(1), (7, 8, 1, 1), (4, 5)),
+        (_conv(3, strides=(2, 1), dilations=(1, 2)), (3, 36, 3, 3), (11, 9)),
+        (_conv(3, groups=2), (10, 8, 3, 3), (6, 26)),
+        (_conv(5), (9, 3, 5, 5), (8, 31)),
+        (_conv(1, strides=(2, 2)), (130, 5, 1, 1), (7, 8)),
+    ],
+    ids=str,
+)
+def test_convolutions(
+    op: QuantizedConv,
+    weight: tuple[int, ...],
+    space: tuple[int, ...],
+    zero: int | None,
+    dtype: DType,
+    lower_graph: Lower,
+) -> None:
+    data = _bytes_of(DType.I8, *weight)
+    scales = (2.0 ** (np.arange(weight[0]) % 5)).astype(np.float32)
+
+    def build() -> Graph:
+        shape = (*space, weight[1] * op.groups)
+        return _graph(dtype, data, zero, scales, op, shape)
+
+    assert PackedQuantizedConv.name in _names(_packed(build())[0])
+    _check(lower_graph, build, (0, 1, 3), dtype)
+
+
+@_native
+@_bytes
+def test_convolutions_of_lines_and_volumes(dtype: DType, lower_graph: Lower) -> None:
+    line = QuantizedConv((2,), (1,), ((1, 2),), 1, "nhwc")
+    volume = QuantizedConv((1, 2, 1), (1, 1, 2), ((1, 0), (0, 1), (1, 1)), 1, "nhwc")
+    one = np.array(0.5, np.float32)
+    for op, weight, space in ((line, (5, 8, 4), (40,)), (volume, (6, 4, 2, 3, 2), (3, 4, 6))):
+        data = _bytes_of(DType.I8, *weight)
+
+        def build(op: Op = op, data: Array = data, space: tuple[int, ...] = space) -> Graph:
+            return _graph(dtype, data, 5, one, op, (*space, data.shape[1]))
+
+        _check(lower_graph, build, (1, 2), dtype)
+
+
+@_native
+@_bytes
+@pytest.mark.parametrize("groups", [1, 3])
+def test_epilogues_of_convolutions(groups: int, dtype: DType, lower_graph: Lower) -> None:
+    """Groups of a single channel have no kernel for bytes."""
+    builder = BodyBuilder([DType.F32, DType.F32])
+    total = builder.input(0) + builder.input(1)
+    body = builder.finish(builder.emit("max", total, builder.const(0, DType.F32)))
+    op = WithEpilogue(_conv(3, groups=groups), 5, body)
+    weight, one = _bytes_of(DType.I8, 9, 3 // groups, 3, 3), np.array(1.0, np.float32)
+
+    def build() -> Graph:
+        return _graph(dtype, weight, 9, one, op, (5, 6, 3))
+
+    assert (PackedQuantizedConv.name in _names(_packed(build())[0])) is (groups == 1)
+    _check(lower_graph, build, (1, 2), dtype)
