@@ -21,6 +21,7 @@ _HOSTED: dict[str, Callable[[Case], bool]] = {
     "conv": lambda case: case.variant == "symbolic",
     "conv_transpose": lambda case: case.variant == "symbolic",
     "dft": lambda case: case.variant == "symbolic",
+    "integer_conv": lambda case: case.variant == "symbolic",
     "quantized_conv": lambda case: case.variant == "symbolic",
     "scatter_elements": lambda case: case.dtype.is_complex,
     "scatter_nd": lambda case: case.dtype.is_complex,

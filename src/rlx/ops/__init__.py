@@ -113,6 +113,10 @@ from rlx.ops.indexing import (
     scatter_elements,
     scatter_nd,
 )
+from rlx.ops.integer import (
+    IntegerConv,
+    IntegerMatMul,
+)
 from rlx.ops.leaf import (
     Constant,
     DimTensor,
@@ -272,6 +276,8 @@ __all__ = [
     "GroupNorm",
     "If",
     "InstanceNorm",
+    "IntegerConv",
+    "IntegerMatMul",
     "LayerNorm",
     "Literal",
     "LogSoftmax",
@@ -457,6 +463,7 @@ GROUPS = (
     "resize",
     "rnn",
     "signal",
+    "integer",
     "qmatmul",
     "qconv",
     "quant",

@@ -16,12 +16,12 @@ from rlx.base.numeric import Array
 from rlx.base.types import TensorType, require_equal
 from rlx.ir.graph import Value
 from rlx.ir.op import Op
+from rlx.ops.integer import BYTES
 from rlx.ops.matmul import product_flops
 from rlx.ops.spec import Operand, Sample, emit_one, op
 
 __all__ = ["MAX_INNER", "QuantizedMatMul", "check_quantized", "sums_fit"]
 
-_BYTES = (DType.I8, DType.U8)
 MAX_INNER = (2**31 - 1) // (255 * 128)
 """The largest K whose sums fit i32 whatever the operands: a - a_zero is within 255 of 0, w within 128."""
 
@@ -43,7 +43,7 @@ def check_quantized(
     Raises:
         TypeRuleError: one does not fit.
     """
-    if a.dtype not in _BYTES or w.dtype is not DType.I8:
+    if a.dtype not in BYTES or w.dtype is not DType.I8:
         raise TypeRuleError(f"needs i8 or u8 times i8, found {a} and {w}")
     if (
         a_scale.dtype is not DType.F32

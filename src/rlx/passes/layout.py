@@ -19,6 +19,7 @@ from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.elementwise import Cast
+from rlx.ops.integer import IntegerConv
 from rlx.ops.leaf import Constant
 from rlx.ops.movement import Concat, Pad, Reshape, Slice, Transpose
 from rlx.ops.norm import LogSoftmax, Softmax
@@ -34,7 +35,7 @@ __all__ = ["ChannelsLast", "SinkTransposes"]
 
 T = TypeVar("T")
 Permutation = tuple[int, ...]
-_Layouted: TypeAlias = Conv | ConvTranspose | Pool | QuantizedConv
+_Layouted: TypeAlias = Conv | ConvTranspose | IntegerConv | Pool | QuantizedConv
 
 
 _COSTS = Value(TensorType(DType.BOOL, ()), None, 0, "no value: a transpose would be needed")

@@ -21,7 +21,7 @@ from rlx.passes.layout import ChannelsLast, SinkTransposes
 from rlx.passes.lift import LiftParamWork
 from rlx.passes.manager import Entry, Pipeline, parse_passes
 from rlx.passes.precision import ApplyPrecision
-from rlx.passes.quantized import RecognizeQuantizedProducts
+from rlx.passes.quantized import CentreWeights, RecognizeQuantizedProducts
 from rlx.passes.states import LateStateWrites
 from rlx.passes.widen import Widen
 
@@ -39,6 +39,7 @@ _RECOGNISE = (
         RecognizeQuantizedProducts(),
         "needs the integer weights, before they are dequantised once and for all",
     ),
+    Entry(CentreWeights(), "corrections for zero points can still be hoisted and fused"),
     Entry(GatherStored(), "needs the narrow table, before its wide form is computed once and kept"),
     Entry(
         RecognizeAttention(), "needs softmax and matmul as operators, before they decompose or fuse"
@@ -123,6 +124,7 @@ PASSES: dict[str, type[Any]] = {
         ApplyPrecision,
         Canonicalize,
         Captures,
+        CentreWeights,
         ChannelsLast,
         Cse,
         Dce,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of dequantised operands become integer products, before dequantised weights are hoisted."""
+"""Products of bytes: those of dequantised operands become integer products, weights lose their zero points.
+
+Both before what follows from weights alone is hoisted.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,20 @@ from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.conv import Conv
-from rlx.ops.leaf import Constant
+from rlx.ops.elementwise import cast, mul, sub
+from rlx.ops.integer import IntegerConv, IntegerMatMul
+from rlx.ops.leaf import Constant, constant
 from rlx.ops.matmul import MatMul
 from rlx.ops.movement import reshape
 from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import MAX_INNER, QuantizedMatMul, sums_fit
 from rlx.ops.quant import DequantizeLinear
+from rlx.ops.reduce import reduce_sum
 from rlx.ops.spec import building, emit_one
 from rlx.passes.captures import weight_values
 from rlx.passes.manager import PassContext
 
-__all__ = ["RecognizeQuantizedProducts"]
+__all__ = ["CentreWeights", "RecognizeQuantizedProducts"]
 
 
 _PRODUCTS: dict[type[Op], str] = {MatMul: QuantizedMatMul.name, Conv: QuantizedConv.name}
@@ -87,6 +93,75 @@ def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
             made = made + reshape(bias, (*bias.type.shape, *[1] * (space - 1)))
     rewriter.replace_node(node, [made])
     return ""
+
+
+@dataclass(frozen=True)
+class CentreWeights:
+    """integer_matmul(a, w, w_zero) -> integer_matmul(a, w') - w_zero' (rowsum(a) - K a_zero) for i8 w'.
+
+    w' is w, or w - 128 for u8 w. Kernels multiply bytes with signed weights around 0. Convolutions likewise where the
+    zero point is 0 then. Products that are none of a weight, and convolutions that keep a zero point or have groups
+    that are not whole quads of channels, become products in i32. Exact.
+    """
+
+    name = "centre-weights"
+
+    def run(self, graph: Graph, ctx: PassContext) -> bool:
+        """Apply to all blocks; return whether anything changed."""
+        rewriter = Rewriter(graph.facts)
+        weights = weight_values(graph)
+        for node in list(graph.block.walk()):
+            op = node.op
+            if not isinstance(op, IntegerMatMul | IntegerConv):
+                continue
+            if ctx.claims.ops and ctx.claims.supports(op.name):
+                self._node(rewriter, node, op, weights)
+        return rewriter.changed
+
+    @staticmethod
+    def _node(
+        rewriter: Rewriter, node: Node, op: IntegerMatMul | IntegerConv, weights: set[Value]
+    ) -> None:
+        a, a_zero, w, w_zero = (*node.operands, None)[:4]
+        assert a is not None
+        assert w is not None
+        fixed = all(v is None or _is_fixed(v, weights) for v in (w, w_zero)) and w.type.is_static
+        shifted = _has_zero_point(w, w_zero)
+        is_conv = isinstance(op, IntegerConv)
+        if not fixed or (is_conv and (shifted or _unfit_groups(op.conv, w))):
+            with building(rewriter.before(node)):
+                rewriter.replace_node(node, [op.decompose(a, a_zero, w, w_zero)])
+            return
+        if w.type.dtype is DType.I8 and w_zero is None:
+            return
+        with building(rewriter.before(node)):
+            signed, zero = _signed(w, w_zero)
+            made = emit_one(op, a, a_zero, signed, None)
+            if shifted:
+                rows = reduce_sum(cast(a, DType.I32), (a.type.rank - 1,))
+                if a_zero is not None:
+                    depth = constant(int(w.type.shape[0]), DType.I32)
+                    rows = sub(rows, mul(cast(a_zero, DType.I32), depth))
+                made = sub(made, mul(rows, zero))
+            rewriter.replace_node(node, [made])
+
+
+def _has_zero_point(w: Value, zero: Value | None) -> bool:
+    """Return whether signed weights have a zero point besides 0, or may have: params are not looked at."""
+    middle = 128 if w.type.dtype is DType.U8 else 0
+    if zero is None:
+        return middle != 0
+    known = zero.producer.op if zero.producer is not None else None
+    return not isinstance(known, Constant) or bool((known.data.array != middle).any())
+
+
+def _signed(w: Value, zero: Value | None) -> tuple[Value, Value]:
+    """Return i8 weights, and their zero points in i32."""
+    wide = constant(0, DType.I32) if zero is None else cast(zero, DType.I32)
+    if w.type.dtype is DType.I8:
+        return w, wide
+    middle = constant(128, DType.I32)
+    return cast(sub(cast(w, DType.I32), middle), DType.I8), sub(wide, middle)
 
 
 def _unfit_groups(op: Conv, w: Value) -> str:

@@ -39,6 +39,7 @@ _Rule: TypeAlias = Callable[[Any, _Operands, _F64, DType], Any]
 
 EXACT = frozenset(
     "arg_reduce cast concat constant dequantize_linear dim_tensor expand frame gather gather_elements gather_nd "
+    "integer_conv integer_matmul "
     "one_hot pad quantize_linear random_bits random_uniform reshape rng_fold slice tile top_k transpose trilu "
     "write_rows if loop scan region with_epilogue".split()
 )

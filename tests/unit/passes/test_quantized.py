@@ -15,7 +15,7 @@ from rlx.ir.verify import verify
 from rlx.ops.evaluate import evaluate
 from rlx.passes.dce import Dce
 from rlx.passes.manager import PassContext
-from rlx.passes.quantized import RecognizeQuantizedProducts
+from rlx.passes.quantized import CentreWeights, RecognizeQuantizedProducts
 
 _CLAIMS = Claims(ops=frozenset({"quantized_matmul", "matmul"}))
 _TEXT = """graph {
@@ -34,10 +34,14 @@ _TEXT = """graph {
 }"""
 
 
-def _run(text: str, claims: Claims = _CLAIMS) -> tuple[Graph, list[str]]:
-    """Return the graph after the pass, which gives equal results (all are exact), and reasons."""
+def _run(
+    text: str,
+    claims: Claims = _CLAIMS,
+    step: CentreWeights | RecognizeQuantizedProducts = RecognizeQuantizedProducts(),  # noqa: B008
+) -> tuple[Graph, list[str]]:
+    """Return the graph after a pass, which gives equal results (all are exact), and reasons."""
     plain, graph, context = parse_graph(text), parse_graph(text), PassContext(claims=claims)
-    RecognizeQuantizedProducts().run(graph, context)
+    step.run(graph, context)
     Dce().run(graph, context)
     verify(graph)
     chance = np.random.default_rng(0)
@@ -212,3 +216,62 @@ def test_a_target_without_integer_convolutions_keeps_them() -> None:
     graph, reasons = _run(_CONV, _CLAIMS)
     assert "quantized_conv" not in _names(graph)
     assert not reasons
+
+
+_INTEGER = """graph {
+  input %a: u8[5,4]
+  input %az: u8[]
+  param %w: u8[4,2] = dense<u8[4,2]: 1, 2, 3, 4, 5, 6, 127, 255>
+  param %z: u8[2] = dense<u8[2]: 128, 7>
+  %wz = constant() {data=literal dense<u8[]: 128>}
+  %y = integer_matmul(%a, %az, %w, %z)
+  return %y as "y"
+}"""
+_INTEGER_CLAIMS = Claims(ops=frozenset({"integer_matmul", "integer_conv", "matmul", "conv"}))
+
+
+def _centred(text: str) -> tuple[Graph, list[str]]:
+    return _run(text, _INTEGER_CLAIMS, CentreWeights())
+
+
+@pytest.mark.parametrize(
+    ("zeros", "corrected"),
+    [("%z", True), ("%wz", False), ("none", True)],
+)
+def test_weights_become_signed_and_lose_their_zero_points(zeros: str, corrected: bool) -> None:
+    graph, _ = _centred(_INTEGER.replace("%w, %z", "%w" if zeros == "none" else f"%w, {zeros}"))
+    (product,) = [n for n in graph.block if n.op.name == "integer_matmul"]
+    w, zero = (*product.operands, None)[2:4]
+    assert w is not None
+    assert (str(w.type.dtype), zero) == ("i8", None)
+    assert ("reduce" in _names(graph)) is corrected
+
+
+def test_signed_weights_around_zero_stay() -> None:
+    text = _INTEGER.replace("%w: u8[4,2] = dense<u8[4,2]", "%w: i8[4,2] = dense<i8[4,2]")
+    graph, _ = _centred(text.replace("255", "-1").replace("%w, %z", "%w"))
+    assert _names(graph) == ["integer_matmul"]
+
+
+def test_products_of_two_activations_are_wide_ones() -> None:
+    text = _INTEGER.replace(
+        "param %w: u8[4,2] = dense<u8[4,2]: 1, 2, 3, 4, 5, 6, 127, 255>", "input %w: u8[4,2]"
+    )
+    assert "integer_matmul" not in _names(_centred(text)[0])
+
+
+@pytest.mark.parametrize(
+    ("zero", "groups", "kept"), [("%wz", 1, True), ("%z", 1, False), ("%wz", 2, False)]
+)
+def test_convolutions_keep_no_zero_points(zero: str, groups: int, kept: bool) -> None:
+    window = "strides=(1, 1), dilations=(1, 1), pads=((1, 0), (0, 1))"
+    text = f"""graph {{
+      input %a: u8[2,{groups},3,5]
+      param %w: u8[2,1,3,2] = dense<u8[2,1,3,2]: 1, 2, 3, 4, 5, 6, 127, 255, 9, 8, 7, 0>
+      param %z: u8[2] = dense<u8[2]: 128, 7>
+      %wz = constant() {{data=literal dense<u8[]: 128>}}
+      %y = integer_conv(%a, none, %w, {zero}) {{{window}, groups={groups}}}
+      return %y as "y"
+    }}"""
+    graph, _ = _centred(text)
+    assert ("integer_conv" in _names(graph)) is kept

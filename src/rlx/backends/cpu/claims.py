@@ -38,16 +38,16 @@ _LIMITS = {
 }
 
 
+_INTEGER = frozenset({"quantized_matmul", "quantized_conv", "integer_matmul", "integer_conv"})
+_CHANNELS_LAST = ("conv", "conv_transpose", "pool", "quantized_conv", "integer_conv")
+
+
 def cpu_claims(isa: Isa) -> Claims:
     """Return the claims for an instruction set."""
-    integer = (
-        frozenset({"quantized_matmul", "quantized_conv"}) if isa.has_vnni else frozenset[str]()
-    )
+    integer = _INTEGER if isa.has_vnni else frozenset[str]()
     return Claims(
         ops=_OPS | integer,
         limits=tuple(_LIMITS.items()),
         epilogue_anchors=frozenset({"matmul", "conv", "conv_transpose"}) | integer,
-        layouts=tuple(
-            (name, "nhwc") for name in ("conv", "conv_transpose", "pool", "quantized_conv")
-        ),
+        layouts=tuple((name, "nhwc") for name in _CHANNELS_LAST),
     )

@@ -3,7 +3,7 @@
 
 A quad is four consecutive k of one column of a weight matrix (or four channels of a filter). The instruction that
 multiplies bytes takes one signed and one unsigned operand, so an i8 activation is read as activation + 128, its shift.
-What that and the zero point add to a sum is taken off again by `QuadOffsets`.
+What that and the zero point add to a sum is taken off again in the epilogue.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ __all__ = [
     "PackQuads",
     "PackedQuantizedConv",
     "PackedQuantizedMatMul",
-    "QuadOffsets",
     "shift_of",
 ]
 
@@ -42,53 +41,29 @@ def shift_of(dtype: DType) -> int:
 @op("cpu.pack_quads")
 @dataclass(frozen=True)
 class PackQuads(Op):
-    """i8 [K, N] -> [ceil(N / width), K / 4, width, 4]: four consecutive k of a column lie together. K % 4 == 0."""
+    """i8 [K, N] -> [ceil(N / width), ceil(K / 4), width, 4]: four consecutive k of a column lie together.
+
+    The last quad is padded with zeros.
+    """
 
     operands = ("w",)
     keeps_elements = True
     width: int
 
     def infer(self, w: TensorType) -> TensorType:  # noqa: D102
-        if (
-            w.rank != 2
-            or w.dtype is not DType.I8
-            or not isinstance(w.shape[0], int)
-            or w.shape[0] % 4
-        ):
-            raise TypeRuleError(f"packs an i8 matrix with a multiple of 4 rows, not {w}")
-        return w.with_shape((ceildiv(w.shape[1], self.width), w.shape[0] // 4, self.width, 4))
+        if w.rank != 2 or w.dtype is not DType.I8:
+            raise TypeRuleError(f"packs an i8 matrix, not {w}")
+        return w.with_shape(
+            (ceildiv(w.shape[1], self.width), ceildiv(w.shape[0], 4), self.width, 4)
+        )
 
     def reference(self, w: Array) -> Array:  # noqa: D102
         rows, columns = w.shape
         panels = -(-columns // self.width)
-        padded = np.zeros((rows, panels * self.width), w.dtype)
-        padded[:, :columns] = w
-        quads = padded.reshape(rows // 4, 4, panels, self.width)
+        padded = np.zeros((-(-rows // 4) * 4, panels * self.width), w.dtype)
+        padded[:rows, :columns] = w
+        quads = padded.reshape(-1, 4, panels, self.width)
         return np.ascontiguousarray(quads.transpose(2, 0, 3, 1))
-
-
-@op("cpu.quad_offsets")
-@dataclass(frozen=True)
-class QuadOffsets(Op):
-    """What the zero point of a adds to an integer sum: -(a_zero + shift) * sum_k w[k, n], in i32.
-
-    Attributes:
-        shift: of a's dtype.
-    """
-
-    operands = ("w", "a_zero?")
-    shift: int = 0
-
-    def infer(self, w: TensorType, a_zero: TensorType | None = None) -> TensorType:  # noqa: D102
-        if w.rank != 2 or w.dtype is not DType.I8 or (a_zero is not None and a_zero.rank):
-            raise TypeRuleError(
-                f"needs an i8 matrix and a zero point of rank 0, found {w} and {a_zero}"
-            )
-        return TensorType(DType.I32, (w.shape[1],))
-
-    def reference(self, w: Array, a_zero: Array | None = None) -> Array:  # noqa: D102
-        zero = self.shift + (0 if a_zero is None else int(a_zero))
-        return (-zero * w.sum(axis=0, dtype=np.int64)).astype(np.int32)
 
 
 @op("cpu.packed_quantized_matmul")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import conv_width
@@ -13,20 +14,19 @@ from rlx.backends.cpu.quantized_ops import (
     PackedQuantizedConv,
     PackedQuantizedMatMul,
     PackQuads,
-    QuadOffsets,
     shift_of,
 )
-from rlx.base.dims import product
 from rlx.base.dtypes import DType
 from rlx.expr.body import Body, BodyBuilder
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node, Value
-from rlx.ir.op import Op
-from rlx.ops.elementwise import mul
+from rlx.ops.elementwise import add, cast, mul, neg
+from rlx.ops.integer import IntegerConv, IntegerMatMul
 from rlx.ops.leaf import constant
-from rlx.ops.movement import expand, pad, reshape, transpose
+from rlx.ops.movement import expand, pad, reshape
 from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import QuantizedMatMul
+from rlx.ops.reduce import reduce_sum
 from rlx.ops.region import Region, WithEpilogue
 from rlx.ops.spec import building, emit_one
 from rlx.passes.captures import is_known, weight_values
@@ -35,15 +35,52 @@ from rlx.passes.manager import PassContext
 
 __all__ = ["PackQuantizedProducts"]
 
-_ANCHOR_OPERANDS = 5
+_Product: TypeAlias = QuantizedMatMul | QuantizedConv | IntegerMatMul | IntegerConv
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """Of a product of bytes.
+
+    Attributes:
+        a: activations.
+        zero: their zero point.
+        w: weights.
+        w_zero: their zero points.
+        scales: of a and w, where the result is f32.
+        rest: further operands of an epilogue.
+    """
+
+    a: Value
+    zero: Value | None
+    w: Value
+    w_zero: Value | None
+    scales: tuple[Value, Value] | None
+    rest: tuple[Value | None, ...]
+
+    @staticmethod
+    def of(node: Node, op: _Product) -> _Operands:
+        if isinstance(op, QuantizedMatMul | QuantizedConv):
+            a, a_scale, zero, w, w_scale = node.operands[:5]
+            assert a_scale is not None
+            assert w_scale is not None
+            w_zero, scales, rest = None, (a_scale, w_scale), node.operands[5:]
+        else:
+            count = node.op.anchor_operands if isinstance(node.op, WithEpilogue) else None
+            a, zero, w, w_zero = (*node.operands[:count], None)[:4]
+            scales, rest = None, node.operands[4 if count is None else count :]
+        assert a is not None
+        assert w is not None
+        return _Operands(a, zero, w, w_zero, scales, rest)
 
 
 @dataclass(frozen=True)
 class PackQuantizedProducts:
-    """quantized_matmul(a, w) -> with_epilogue{packed_quantized_matmul, (sum + offset[n]) * scale[n]}; conv likewise.
+    """quantized_matmul(a, w) -> with_epilogue{packed_quantized_matmul, (sum + offset[n]) * scale[n]}.
 
-    What has no kernel (weights of a run, a depth that is not a whole number of quads) becomes a product of dequantised
-    operands. Exact.
+    So are quantized_conv, and without the scale integer_matmul and integer_conv. The offset takes off what the zero
+    point of a adds to the sums. What has no kernel (weights of a run, weights with zero points, groups that are not
+    whole quads of channels) becomes a product of wider operands. Exact.
     """
 
     isa: Isa
@@ -55,100 +92,116 @@ class PackQuantizedProducts:
         with graph.facts.active():
             for node in list(graph.block.walk()):
                 op = node.op.anchor if isinstance(node.op, WithEpilogue) else node.op
-                if not isinstance(op, QuantizedMatMul | QuantizedConv):
+                if not isinstance(op, _Product):
                     continue
-                if self._has_kernel(node, op, weights):
-                    self._pack(rewriter, node, op)
+                operands = _Operands.of(node, op)
+                if _has_kernel(op, operands, weights):
+                    self._pack(rewriter, node, op, operands)
                 else:
-                    _decompose(rewriter, node, op)
+                    _decompose(rewriter, node, op, operands)
                     rest = True
         if rest:
             Decompose().run(graph, ctx)
         return rewriter.changed
 
-    @staticmethod
-    def _has_kernel(node: Node, op: QuantizedMatMul | QuantizedConv, weights: set[Value]) -> bool:
-        _, _, zero, w, _ = node.operands[:_ANCHOR_OPERANDS]
-        assert w is not None
-        known = is_known(w, weights) and (zero is None or is_known(zero, weights))
-        if not known or not w.type.is_static:
-            return False
-        if isinstance(op, QuantizedMatMul):
-            return w.type.shape[0] % 4 == 0
-        return op.layout == "nhwc" and (op.groups == 1 or w.type.shape[1] % 4 == 0)
-
-    def _pack(self, rewriter: Rewriter, node: Node, op: QuantizedMatMul | QuantizedConv) -> None:
-        a, a_scale, zero, w, w_scale = node.operands[:_ANCHOR_OPERANDS]
-        assert a is not None
-        assert a_scale is not None
-        assert w is not None
-        assert w_scale is not None
+    def _pack(self, rewriter: Rewriter, node: Node, op: _Product, given: _Operands) -> None:
         builder = rewriter.before(node)
         with building(builder):
-            if isinstance(op, QuantizedMatMul):
-                matrix = w
-                quads = emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
-                columns = int(w.type.shape[1])
-                packed, operands = PackedQuantizedMatMul(columns), [a, quads]
+            if isinstance(op, QuantizedMatMul | IntegerMatMul):
+                packed, operands = self._matmul(given.a, given.w)
+                depth: tuple[int, ...] = (0,)
             else:
-                columns = int(w.type.shape[0])
-                matrix = transpose(reshape(w, (columns, product(w.type.shape[1:]))), (1, 0))
-                packed, operands = self._conv(op, a, zero, w)
-            offsets = emit_one(QuadOffsets(shift_of(a.type.dtype)), matrix, zero)
-            scales = expand(mul(w_scale, a_scale), (columns,))
-        rest = [v for v in node.operands[_ANCHOR_OPERANDS:] if v is not None]
-        made = WithEpilogue(packed, len(operands), _scaled(node))
-        new = builder.emit_typed(
-            made, [*operands, offsets, scales, *rest], [r.type for r in node.results]
-        )
+                packed, operands = self._conv(op, given)
+                depth = tuple(range(1, given.w.type.rank))
+            anchors = len(operands)
+            operands.append(_offsets(given, depth))
+            if given.scales is not None:
+                a_scale, w_scale = given.scales
+                operands.append(expand(mul(w_scale, a_scale), operands[-1].type.shape))
+        made = WithEpilogue(packed, anchors, _scaled(node, given))
+        new = builder.emit_typed(made, [*operands, *given.rest], [r.type for r in node.results])
         rewriter.replace_node(node, new.results)
 
+    def _matmul(self, a: Value, w: Value) -> tuple[PackedQuantizedMatMul, list[Value]]:
+        """Return the private operator and its operands; rows are padded to whole quads."""
+        depth, columns = (int(d) for d in w.type.shape)
+        a = _padded(_named(a, depth), -depth % 4)
+        quads = emit_one(PackQuads(panel_width(self.isa, DType.I32)), w)
+        return PackedQuantizedMatMul(columns), [a, quads]
+
     def _conv(
-        self, op: QuantizedConv, x: Value, zero: Value | None, w: Value
-    ) -> tuple[Op, list[Value]]:
+        self, op: QuantizedConv | IntegerConv, given: _Operands
+    ) -> tuple[PackedQuantizedConv, list[Value]]:
         """Return the private operator and its operands; channels are padded to whole quads."""
-        columns, per_group, *kernel = (int(d) for d in w.type.shape)
-        channels = per_group * op.groups
-        if x.type.shape[-1] != channels:  # x calls them by a name
-            x = reshape(x, (*x.type.shape[:-1], channels))
-        if per_group % 4:
-            none = (0,) * (x.type.rank - 1)
-            x = pad(x, (*none, 0), (*none, -per_group % 4))
-        if zero is None:
-            zero = constant(0, x.type.dtype)
+        columns, per_group, *kernel = (int(d) for d in given.w.type.shape)
+        x = _padded(_named(given.a, per_group * op.groups), -per_group % 4)
+        zero = constant(0, x.type.dtype) if given.zero is None else given.zero
         lanes = self.isa.lanes(DType.I32)
         layout = (lanes, conv_width(self.isa) * lanes)
-        quads = emit_one(PackConvQuads(op.groups, *layout), w)
+        quads = emit_one(PackConvQuads(op.groups, *layout), given.w)
         window = (tuple(kernel), op.strides, op.dilations, op.pads)
         return PackedQuantizedConv(*window, op.groups, columns, *layout), [x, quads, zero]
 
 
-def _scaled(node: Node) -> Body:
-    """Return (sum, offset, scale, ...) -> what the node gives: (sum + offset) * scale, then its epilogue."""
+def _has_kernel(op: _Product, given: _Operands, weights: set[Value]) -> bool:
+    w = given.w
+    if not is_known(w, weights) or not w.type.is_static or w.type.dtype is not DType.I8:
+        return False
+    if given.w_zero is not None:
+        return False
+    if isinstance(op, QuantizedMatMul | IntegerMatMul):
+        return True
+    return op.layout == "nhwc" and (op.groups == 1 or w.type.shape[1] % 4 == 0)
+
+
+def _named(a: Value, last: int) -> Value:
+    """Return `a` with a number for its last extent, which it may call by a name."""
+    return a if a.type.shape[-1] == last else reshape(a, (*a.type.shape[:-1], last))
+
+
+def _padded(a: Value, count: int) -> Value:
+    """Return `a` with so many more elements along its last axis; zero weights make them count for nothing."""
+    none = (0,) * (a.type.rank - 1)
+    return pad(a, (*none, 0), (*none, count)) if count else a
+
+
+def _offsets(given: _Operands, depth: tuple[int, ...]) -> Value:
+    """Return -(zero + shift) * (sums of the weights over `depth`), [N]."""
+    sums = reduce_sum(cast(given.w, DType.I32), depth, keepdims=False)
+    added = constant(shift_of(given.a.type.dtype), DType.I32)
+    if given.zero is not None:
+        added = add(cast(given.zero, DType.I32), added)
+    return mul(sums, neg(added))
+
+
+def _scaled(node: Node, given: _Operands) -> Body:
+    """Return (sum, offset, scale?, ...) -> what the node gives: (sum + offset) * scale, then its epilogue."""
     old = node.op.body if isinstance(node.op, WithEpilogue) else None
+    scale = () if given.scales is None else (DType.F32,)
     others = () if old is None else old.inputs[1:]
-    builder = BodyBuilder([DType.I32, DType.I32, DType.F32, *others])
-    total = (builder.input(0) + builder.input(1)).cast(DType.F32) * builder.input(2)
+    builder = BodyBuilder([DType.I32, DType.I32, *scale, *others])
+    total = builder.input(0) + builder.input(1)
+    if scale:
+        total = total.cast(DType.F32) * builder.input(2)
     if old is None:
         return builder.finish(total)
-    rest = [builder.input(3 + i) for i in range(len(others))]
+    rest = [builder.input(2 + len(scale) + i) for i in range(len(others))]
     return builder.finish(*builder.inline(old, [total, *rest]))
 
 
-def _decompose(rewriter: Rewriter, node: Node, op: QuantizedMatMul | QuantizedConv) -> None:
-    """Put the product of dequantised operands in place; an epilogue becomes a region of its own."""
-    a, a_scale, zero, w, w_scale = node.operands[:_ANCHOR_OPERANDS]
-    assert a is not None
-    assert a_scale is not None
-    assert w is not None
-    assert w_scale is not None
+def _decompose(rewriter: Rewriter, node: Node, op: _Product, given: _Operands) -> None:
+    """Put the product of wider operands in place; an epilogue becomes a region of its own."""
     builder = rewriter.before(node)
     with building(builder):
-        whole = op.decompose(a, a_scale, zero, w, w_scale)
+        if isinstance(op, QuantizedMatMul | QuantizedConv):
+            assert given.scales is not None
+            a_scale, w_scale = given.scales
+            whole = op.decompose(given.a, a_scale, given.zero, given.w, w_scale)
+        else:
+            whole = op.decompose(given.a, given.zero, given.w, given.w_zero)
     if not isinstance(node.op, WithEpilogue):
         rewriter.replace_node(node, [whole])
         return
     region = Region(node.op.body, whole.type.shape)
-    operands = [whole, *node.operands[_ANCHOR_OPERANDS:]]
-    new = builder.emit_typed(region, operands, [r.type for r in node.results])
+    new = builder.emit_typed(region, [whole, *given.rest], [r.type for r in node.results])
     rewriter.replace_node(node, new.results)

@@ -20,6 +20,7 @@ from rlx.ops.attention import Attention
 from rlx.ops.conv import Conv, ConvTranspose
 from rlx.ops.elementwise import add, relu
 from rlx.ops.evaluate import evaluate, run_op
+from rlx.ops.integer import IntegerConv, IntegerMatMul
 from rlx.ops.leaf import constant
 from rlx.ops.matmul import MatMul, matmul
 from rlx.ops.pool import Pool
@@ -227,6 +228,40 @@ def test_quantised_products(
     with override(RLX_CPU_ISA=level), rlx.compile(g, "cpu", host_ops="error") as m:
         got = m.run({s.name: given[s.name] for s in m.inputs})["y"]
     np.testing.assert_allclose(got, run_op(op, arrays)[0], rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "weight"),
+    [
+        (IntegerMatMul(), (3, 5, 19), (19, 9)),
+        (IntegerConv((1, 1), (1, 1), ((1, 1), (0, 1))), (2, 6, 5, 7), (9, 6, 3, 3)),
+        (IntegerConv((2, 1), (1, 1), ((0, 0), (1, 1)), 4), (2, 4, 5, 7), (8, 1, 3, 3)),
+    ],
+    ids=["matmul", "conv", "depthwise"],
+)
+@pytest.mark.parametrize("dtypes", ["u8 u8", "u8 i8", "i8 u8", "i8 i8"])
+@pytest.mark.parametrize("zeros", ["none", "one", "columns", "params"])
+def test_integer_products(
+    level: str, op: Op, shape: tuple[int, ...], weight: tuple[int, ...], dtypes: str, zeros: str
+) -> None:
+    left, right = (DType(d) for d in dtypes.split())
+    x, w = _numbers(left, *shape), _numbers(right, *weight)
+    columns = weight[1 if op == IntegerMatMul() else 0]
+    x_zero = None if zeros == "none" else np.asarray(3, left.numpy)
+    w_zero = {"none": None, "one": np.asarray(128 if right is DType.U8 else 0, right.numpy)}.get(
+        zeros, np.arange(columns).astype(right.numpy)
+    )
+    with rlx.Graph() as g:
+        a = g.input("x", shape, x.dtype)
+        zero = None if x_zero is None else g.input("zero", (), x_zero.dtype)
+        weight_zero: Value | None = None
+        if w_zero is not None:
+            weight_zero = g.param("wz", w_zero) if zeros == "params" else constant(w_zero)
+        g.output("y", emit_one(op, a, zero, g.param("w", w), weight_zero))
+    given = {"x": x} if x_zero is None else {"x": x, "zero": x_zero}
+    with override(RLX_CPU_ISA=level), rlx.compile(g, "cpu", host_ops="error") as m:
+        got = m.run(given)["y"]
+    np.testing.assert_array_equal(got, run_op(op, [x, x_zero, w, w_zero])[0])
 
 
 @pytest.mark.parametrize("dtype", [DType.F16, DType.BF16, DType.U8, DType.I32], ids=str)

@@ -16,7 +16,7 @@ from rlx.ops.pool import Pool
 from rlx.ops.reduce import Reduce, reduce_mean
 from rlx.ops.spec import emit_one
 
-__all__ = ["Pads", "convolve"]
+__all__ = ["Pads", "convolution"]
 
 Pads = tuple[tuple[Dim, Dim], ...]
 _AUTO = ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER")
@@ -67,11 +67,12 @@ _CONV = "auto_pad dilations group kernel_shape pads strides"
 
 @onnx_op("Conv", _CONV)
 def _conv(call: Call) -> Mapped:
-    return convolve(call, call.value(0), call.value(1), call.maybe(2))
+    x, w = call.value(0), call.value(1)
+    return emit_one(convolution(call, x, w), x, w, call.maybe(2))
 
 
-def convolve(call: Call, x: Value, w: Value, bias: Value | None) -> Value:
-    """Return the convolution of x [N, C, *spatial] with w by the attributes of the node."""
+def convolution(call: Call, x: Value, w: Value) -> Conv:
+    """Return the convolution of x [N, C, *spatial] with w that the attributes of the node describe."""
     rank = x.type.rank - 2
     if rank < 1 or w.type.rank != x.type.rank:
         raise call.wrong(
@@ -85,7 +86,7 @@ def convolve(call: Call, x: Value, w: Value, bias: Value | None) -> Value:
         )
     strides, dilations = _spatial(call, "strides", rank, 1), _spatial(call, "dilations", rank, 1)
     pads = _pads(call, x.type.shape[2:], kernel, strides, dilations)
-    return emit_one(Conv(strides, dilations, pads, call.get_int("group", 1)), x, w, bias)
+    return Conv(strides, dilations, pads, call.get_int("group", 1))
 
 
 @onnx_op("ConvTranspose", _CONV + " output_padding output_shape")

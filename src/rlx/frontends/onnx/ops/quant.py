@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from rlx.base.dtypes import DType
 from rlx.base.types import normalize_axis
-from rlx.frontends.onnx.ops.convolution import convolve
+from rlx.frontends.onnx.ops.convolution import convolution
 from rlx.frontends.onnx.ops.elementwise import scalar
-from rlx.frontends.onnx.ops.matmul import centred
+from rlx.frontends.onnx.ops.matmul import integer_product, scalar_of
 from rlx.frontends.onnx.registry import Call, Mapped, onnx_op
 from rlx.ir.graph import Value
 from rlx.ops import elementwise as ew
-from rlx.ops.matmul import matmul
+from rlx.ops.integer import IntegerConv
 from rlx.ops.movement import reshape
 from rlx.ops.quant import DequantizeLinear, QuantizeLinear
 from rlx.ops.reduce import reduce_max, reduce_min
@@ -68,9 +68,8 @@ def _dynamic_quantize(call: Call) -> Mapped:
 @onnx_op("QLinearMatMul")
 def _qlinear_matmul(call: Call) -> Mapped:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (call.value(i) for i in range(8))
-    a_scale, a_zero = _column(a_scale), _column(a_zero)
-    total = matmul(centred(a, a_zero), centred(b, b_zero))
-    scale = ew.cast(ew.mul(a_scale, b_scale), DType.F32)
+    total = integer_product(a, a_zero, b, b_zero)
+    scale = ew.cast(ew.mul(_column(a_scale), b_scale), DType.F32)
     real = ew.mul(ew.cast(total, DType.F32), scale)
     return _requantize(real, y_scale, y_zero)
 
@@ -88,39 +87,28 @@ def _requantize(real: Value, scale: Value, zero: Value) -> Value:
 
 
 def _scalar_of(value: Value) -> Value:
-    return reshape(value, ()) if value.type.rank and value.type.elements == 1 else value
+    found = scalar_of(value)
+    assert found is not None
+    return found
 
 
 @onnx_op("ConvInteger", "auto_pad dilations group kernel_shape pads strides")
 def _conv_integer(call: Call) -> Mapped:
-    x, w = call.value(0), call.value(1)
-    return convolve(
-        call,
-        centred(x, _scalar_or_none(call.maybe(2))),
-        centred(w, _per_filter(call.maybe(3), w)),
-        None,
-    )
+    return _integer_conv(call, call.value(0), call.maybe(2), call.value(1), call.maybe(3))
 
 
-def _scalar_or_none(value: Value | None) -> Value | None:
-    return None if value is None else _scalar_of(value)
-
-
-def _per_filter(value: Value | None, w: Value) -> Value | None:
-    """Return the zero points of the filters shaped to go along the first axis."""
-    if value is None or value.type.rank == 0:
-        return value
-    return (
-        _scalar_of(value)
-        if value.type.shape == (1,)
-        else reshape(value, (w.type.shape[0], *([1] * (w.type.rank - 1))))
-    )
+def _integer_conv(
+    call: Call, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None
+) -> Value:
+    conv = convolution(call, x, w)
+    op = IntegerConv(conv.strides, conv.dilations, conv.pads, conv.groups)
+    return emit_one(op, x, scalar_of(x_zero), w, scalar_of(w_zero))
 
 
 @onnx_op("QLinearConv", "auto_pad dilations group kernel_shape pads strides")
 def _qlinear_conv(call: Call) -> Mapped:
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (call.value(i) for i in range(8))
-    total = convolve(call, centred(x, _scalar_of(x_zero)), centred(w, _per_filter(w_zero, w)), None)
+    total = _integer_conv(call, x, x_zero, w, w_zero)
     bias = call.maybe(8)
     spatial = [1] * (x.type.rank - 2)
     if bias is not None:
