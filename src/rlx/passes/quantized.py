@@ -16,20 +16,19 @@ from rlx.ir.graph import Graph, Node, Value
 from rlx.ir.op import Op
 from rlx.ops.conv import Conv
 from rlx.ops.elementwise import cast, mul, sub
-from rlx.ops.integer import IntegerConv, IntegerMatMul
+from rlx.ops.integer import BYTES, IntegerConv, IntegerMatMul
 from rlx.ops.leaf import Constant, constant
 from rlx.ops.matmul import MatMul
-from rlx.ops.movement import reshape
+from rlx.ops.movement import Transpose, reshape, transpose
 from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import MAX_INNER, QuantizedMatMul, sums_fit
 from rlx.ops.quant import DequantizeLinear
 from rlx.ops.reduce import reduce_sum
 from rlx.ops.spec import building, emit_one
-from rlx.passes.captures import weight_values
+from rlx.passes.captures import is_known, weight_values
 from rlx.passes.manager import PassContext
 
 __all__ = ["CentreWeights", "RecognizeQuantizedProducts"]
-
 
 _PRODUCTS: dict[type[Op], str] = {MatMul: QuantizedMatMul.name, Conv: QuantizedConv.name}
 
@@ -38,9 +37,9 @@ _PRODUCTS: dict[type[Op], str] = {MatMul: QuantizedMatMul.name, Conv: QuantizedC
 class RecognizeQuantizedProducts:
     """matmul(dequantize(a), dequantize(w)) -> quantized_matmul(a, w) for a weight w; conv -> quantized_conv.
 
-    For 8-bit a with one scale and i8 w with zero points that are all 0 and one scale, or one per column, and no more
-    products per sum than i32 can hold. The integer sum is exact where the f32 product rounds, so results move by about
-    the rounding of an f32 sum (reassociates).
+    For 8-bit a with one scale, and 8-bit w (which may be transposed after it was dequantised) with one scale, or one
+    per column, whose zero points are all 0 (128 for u8), and no more products per sum than i32 can hold. The integer
+    sum is exact where the f32 product rounds, so results move by about the rounding of an f32 sum (reassociates).
     """
 
     name = "recognize-quantized-products"
@@ -65,17 +64,27 @@ def _dequantized(value: Value | None) -> Node | None:
     return node if node is not None and isinstance(node.op, DequantizeLinear) else None
 
 
+def _before_transpose(value: Value | None) -> Value | None:
+    """Return the matrix that a value is the transpose of, or None."""
+    node = value.producer if value is not None else None
+    if node is None or not isinstance(node.op, Transpose) or node.op.perm != (1, 0):
+        return None
+    return node.operands[0]
+
+
 def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
     """Replace a product if it is one of quantised operands; return why not, or an empty string."""
-    left, right = _dequantized(node.operands[0]), _dequantized(node.operands[1])
+    conv = node.op if isinstance(node.op, Conv) else None
+    flipped = _before_transpose(node.operands[1]) if conv is None else None
+    left, right = _dequantized(node.operands[0]), _dequantized(flipped or node.operands[1])
     if left is None or right is None:
         return ""
-    conv = node.op if isinstance(node.op, Conv) else None
-    reason = _not_integers(left, right, conv, weights)
+    columns = 1 if conv is None and flipped is None else 0
+    reason = _not_integers(left, right, conv, columns, weights)
     if reason:
         return reason
     a, a_scale, a_zero = (*left.operands, None)[:3]
-    w, w_scale = right.operands[:2]
+    w, w_scale, w_zero = (*right.operands, None)[:3]
     assert a is not None
     assert a_scale is not None
     assert w is not None
@@ -84,8 +93,11 @@ def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
     if conv is not None:
         op = QuantizedConv(conv.strides, conv.dilations, conv.pads, conv.groups, conv.layout)
     with building(rewriter.before(node)):
-        columns = () if w_scale.type.elements == 1 else (w_scale.type.elements,)
-        flat = (_shaped(a_scale, ()), _shaped(a_zero, ()), w, _shaped(w_scale, columns))
+        w, _ = _signed(w, w_zero)
+        if flipped is not None:
+            w = transpose(w, (1, 0))
+        scales = () if w_scale.type.elements == 1 else (w_scale.type.elements,)
+        flat = (_shaped(a_scale, ()), _shaped(a_zero, ()), w, _shaped(w_scale, scales))
         made = emit_one(op, a, *flat)
         bias = None if conv is None else (*node.operands, None)[2]
         if bias is not None:
@@ -125,7 +137,7 @@ class CentreWeights:
         a, a_zero, w, w_zero = (*node.operands, None)[:4]
         assert a is not None
         assert w is not None
-        fixed = all(v is None or _is_fixed(v, weights) for v in (w, w_zero)) and w.type.is_static
+        fixed = all(v is None or is_known(v, weights) for v in (w, w_zero)) and w.type.is_static
         shifted = _has_zero_point(w, w_zero)
         is_conv = isinstance(op, IntegerConv)
         if not fixed or (is_conv and (shifted or _unfit_groups(op.conv, w))):
@@ -172,43 +184,41 @@ def _unfit_groups(op: Conv, w: Value) -> str:
     return f"integers are multiplied four channels at a time, its groups have {depth}"
 
 
-def _not_integers(left: Node, right: Node, conv: Conv | None, weights: set[Value]) -> str:
-    """Return why the operands cannot be multiplied as integers, or an empty string."""
+def _not_integers(
+    left: Node, right: Node, conv: Conv | None, columns: int, weights: set[Value]
+) -> str:
+    """Return why the operands cannot be multiplied as integers, or an empty string; `columns` is an axis of w."""
     a, a_scale, a_zero = (*left.operands, None)[:3]
     w, w_scale, w_zero = (*right.operands, None)[:3]
     assert a is not None
     assert a_scale is not None
     assert w is not None
     assert w_scale is not None
-    if w not in weights:
+    if not is_known(w, weights):
         return "both operands are computed at run time"
     shaped = w.type.rank == 2 or conv is not None
-    if a.type.dtype not in (DType.I8, DType.U8) or w.type.dtype is not DType.I8 or not shaped:
+    if a.type.dtype not in BYTES or w.type.dtype not in BYTES or not shaped:
         return f"operands are {a.type} and {w.type}"
-    inner = w.type.shape[0] if conv is None else product(w.type.shape[1:])
+    inner = w.type.shape[1 - columns] if conv is None else product(w.type.shape[1:])
     if not sums_fit(inner):
         return f"sums of {inner} products may leave i32, which holds those of {MAX_INNER}"
     unfit = "" if conv is None else _unfit_groups(conv, w)
     if unfit:
         return unfit
-    fixed = all(v is None or _is_fixed(v, weights) for v in (a_scale, a_zero, w_scale))
+    fixed = all(v is None or is_known(v, weights) for v in (a_scale, a_zero, w_scale))
     if a_scale.type.elements != 1 or not fixed:
         return (
             "the scale or zero point of an operand is computed at run time, or a has more than one"
         )
-    if not _per_channel(right, w_scale, 1 if conv is None else 0) or not _is_zero(w_zero):
-        return "the weight's scales are not per column, or its zero points are not all 0"
+    if not _per_channel(right, w_scale, columns) or _has_zero_point(w, w_zero):
+        return (
+            "the weight's scales are not per column, or its zero points are not all 0 (128 for u8)"
+        )
     return ""
 
 
 def _shaped(value: Value | None, shape: Shape) -> Value | None:
     return value if value is None or value.type.shape == shape else reshape(value, shape)
-
-
-def _is_fixed(value: Value, weights: set[Value]) -> bool:
-    return value in weights or (
-        value.producer is not None and isinstance(value.producer.op, Constant)
-    )
 
 
 def _per_channel(node: Node, scale: Value, channel_axis: int) -> bool:
@@ -218,11 +228,3 @@ def _per_channel(node: Node, scale: Value, channel_axis: int) -> bool:
         return False
     rank = node.results[0].type.rank
     return scale.type.elements == 1 or (op.axis is not None and op.axis % rank == channel_axis)
-
-
-def _is_zero(value: Value | None) -> bool:
-    if value is None:
-        return True
-    if value.producer is None or not isinstance(value.producer.op, Constant):
-        return False
-    return not value.producer.op.data.array.any()

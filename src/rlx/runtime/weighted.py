@@ -44,7 +44,8 @@ class Weighted:
     def params(self) -> Mapping[str, ParamSpec]:
         """The weights by name: dtype, shape, version, and whether they have a value.
 
-        Constants of the model with few elements (64, of integers 8,192) are part of its code and not listed.
+        Constants of the model with few elements (64, of integers 8,192 but for 8-bit matrices) are part of its code
+        and not listed.
         """
         with self._lock:
             self._check_usable()

@@ -81,6 +81,31 @@ def test_a_product_with_a_weight_is_recognised(old: str, new: str) -> None:
     assert not reasons
 
 
+_WEIGHT = "param %w: i8[4,2] = dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>"
+_DATA = "dense<i8[4,2]: 1, -2, 3, -4, 5, -6, 127, -128>"
+
+
+def test_unsigned_weights_around_128_are_recognised() -> None:
+    text = _TEXT.replace(_WEIGHT, "param %w: u8[4,2] = dense<u8[4,2]: 1, 2, 3, 4, 5, 6, 0, 255>")
+    graph, reasons = _run(text.replace("dense<i8[2]: 0, 0>", "dense<u8[2]: 128, 128>"))
+    assert "quantized_matmul" in _names(graph)
+    assert not reasons
+
+
+def test_weights_that_are_constants_are_recognised() -> None:
+    text = _TEXT.replace(f"  {_WEIGHT}\n", "").replace(
+        "  %wz =", f"  %w = constant() {{data=literal {_DATA}}}\n  %wz ="
+    )
+    assert _names(_run(text)[0]) == ["quantized_matmul"]
+
+
+def test_transposed_weights_are_recognised() -> None:
+    text = _TEXT.replace("%w: i8[4,2] = dense<i8[4,2]", "%w: i8[2,4] = dense<i8[2,4]")
+    text = text.replace("{axis=1,", "{axis=0,").replace("matmul(%x, %v)", "matmul(%x, %t)")
+    text = text.replace("  %y =", "  %t = transpose(%v) {perm=(1, 0)}\n  %y =")
+    assert _names(_run(text)[0]) == ["transpose", "quantized_matmul"]
+
+
 def test_signed_operands_are_recognised() -> None:
     text = _TEXT.replace("a: u8", "a: i8").replace(
         "az: u8[] = dense<u8[]: 128>", "az: i8[] = dense<i8[]: -3>"
@@ -124,7 +149,7 @@ def test_weights_that_branches_capture_are_recognised() -> None:
         ("dense<i8[2]: 0, 0>", "dense<i8[2]: 0, 1>", "its zero points are not all 0"),
         ("%a, %as, %az", "%a, %r, %az", "computed at run time"),
         (_COLUMNS, "dequantize_linear(%w, %r) {axis=none,", "computed at run time"),
-        ("param %w: i8[4,2]", "param %w: u8[4,2]", "operands are"),
+        ("param %w: i8[4,2]", "param %w: u8[4,2]", "its zero points are not all 0"),
     ],
 )
 def test_what_is_no_integer_product_leaves_a_reason(old: str, new: str, reason: str) -> None:

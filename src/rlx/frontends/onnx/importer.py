@@ -42,7 +42,7 @@ from rlx.ops.spec import building
 __all__ = ["MAX_CONSTANT_INTEGERS", "Frame", "ImportedModel", "Importer", "Scope", "import_model"]
 
 MAX_CONSTANT_INTEGERS = 8192
-"""Integer and bool tensors up to this size are constants; larger ones are weights."""
+"""Integer and bool tensors up to this size are constants; larger ones are weights, and so are matrices of bytes."""
 
 _RESERVED = frozenset({"floordiv", "mod", "min", "max"})  # functions of extent expressions
 _OVERRIDABLE_SINCE = 4  # earlier IR versions list every initialiser among the inputs
@@ -263,7 +263,9 @@ class Importer:
     def tensor(self, tensor: Tensor | SparseTensor, frame: Frame, name: str) -> Value:
         """Return a tensor of the file as a value of a frame: a small one as a constant."""
         size = int(np.prod(tensor.shape, dtype=np.int64))
-        limit = MAX_CONSTANT_INTEGERS if tensor.dtype.name in _WHOLE else MAX_KNOWN
+        narrow = len(tensor.shape) > 1 and tensor.dtype.name in _BYTES
+        whole = tensor.dtype.name in _WHOLE and not narrow
+        limit = MAX_CONSTANT_INTEGERS if whole else MAX_KNOWN
         if size > limit or id(tensor) in self._params:
             return self._bring(self._param(tensor, name), self.root.frame, frame)
         if id(tensor) not in frame.constants:
@@ -498,6 +500,7 @@ class _Control:
         return self.importer.tensor(tensor, self.scope.frame, name)
 
 
+_BYTES = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
 _WHOLE = frozenset(
     {
         "UINT8",

@@ -97,6 +97,24 @@ def test_integers_are_constants_up_to_the_limit() -> None:
     assert list(model.graph.params) == ["j"]
 
 
+def test_a_matrix_of_bytes_is_a_weight_and_a_vector_is_not() -> None:
+    model = imported(
+        [
+            NODE("DequantizeLinear", ["w", "s", "z"], ["y"], axis=1),
+            NODE("Add", ["x", "y"], ["a"]),
+        ],
+        [info("x", shape=[2, 65])],
+        ["a"],
+        [
+            tensor("w", np.ones((2, 65), np.int8)),
+            tensor("s", np.full(65, 0.5, np.float32)),
+            tensor("z", np.zeros(65, np.int8)),
+        ],
+    )
+    assert list(model.graph.params) == ["w", "s"]
+    assert run(model, x=np.ones((2, 65), np.float32))["a"].tolist() == [[1.5] * 65] * 2
+
+
 def test_an_initialiser_that_is_an_input_is_a_param_with_a_default() -> None:
     model = imported(
         [NODE("Mul", ["x", "w"], ["y"])],
