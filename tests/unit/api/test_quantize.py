@@ -10,6 +10,7 @@ import pytest
 
 import rlx
 from rlx import ops
+from rlx.backends.cpu.isa import host_isa
 from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.ops.conv import Conv
@@ -56,7 +57,8 @@ def test_products_run_in_integers_close_to_the_floats() -> None:
     with rlx.compile(quantized) as model:
         got = model.run({"x": x})["y"]
         kernels = {name: how for name, how, _ in model.program.compiled.dispatch}
-    assert any("quantized_matmul" in name and how == "kernel" for name, how in kernels.items())
+    assert any("quantized_matmul" in name for name in kernels) is host_isa().has_vnni
+    assert set(kernels.values()) == {"kernel"}
     assert np.linalg.norm(got - exact) < 0.02 * np.linalg.norm(exact)
     reference = _run(quantized, x, "reference")
     # A value on the border of two steps may fall to either side where sums are ordered otherwise.
@@ -213,6 +215,33 @@ def test_products_of_quantised_activations_stay_as_they_are_under_a_precision(
         ):
             got = model.run({"x": x})["y"]
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=close)
+
+
+@pytest.mark.parametrize("weight_zero", [0, 128, 77])
+def test_a_model_that_quantises_its_activations_itself(weight_zero: int) -> None:
+    onnx = pytest.importorskip("onnx")
+    make, random = onnx.helper, np.random.default_rng(3)
+    constants = {
+        "w": random.integers(0, 255, (20, 24)).astype(np.uint8),
+        "w_zero": np.uint8(weight_zero),
+        "w_scale": np.float32(0.02),
+    }
+    nodes = [
+        make.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        make.make_node("MatMulInteger", ["q", "w", "zero", "w_zero"], ["sums"]),
+        make.make_node("Cast", ["sums"], ["wide"], to=1),
+        make.make_node("Mul", ["scale", "w_scale"], ["both"]),
+        make.make_node("Mul", ["wide", "both"], ["y"]),
+    ]
+    values = [make.make_tensor_value_info(n, 1, ["B", s]) for n, s in (("x", 20), ("y", 24))]
+    tensors = [onnx.numpy_helper.from_array(np.asarray(a), n) for n, a in constants.items()]
+    model = make.make_model(make.make_graph(nodes, "g", values[:1], values[1:], tensors))
+    with rlx.load(model) as fast, rlx.load(model, "reference") as exact:
+        for batch in (1, 7, 40):
+            x = random.standard_normal((batch, 20), np.float32)
+            np.testing.assert_allclose(fast(x), exact(x), rtol=1e-6, atol=1e-6)
+        names = [name for name, _, _ in fast.program.compiled.dispatch]
+    assert any("quantized_matmul" in name for name in names) is host_isa().has_vnni
 
 
 def test_arguments_are_checked() -> None:
