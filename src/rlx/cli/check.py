@@ -30,6 +30,12 @@ _Left: TypeAlias = Annotated[
     ),
 ]
 _Right: TypeAlias = Annotated[str, typer.Option(help="What it is compared with, likewise.")]
+_Against: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="Stored in this .npz, in place of --left: outputs, for bisect values between too."
+    ),
+]
 _Tolerance: TypeAlias = Annotated[
     float | None,
     typer.Option(help="Largest difference over the largest magnitude; by default by dtype."),
@@ -43,9 +49,7 @@ def check(  # noqa: PLR0913, PLR0917  (every parameter is an option of the comma
     dim: _Dims = None,
     left: _Left = _PLAIN,
     right: _Right = "cpu",
-    against: Annotated[
-        Path | None, typer.Option(help="Outputs stored in this .npz, in place of --left.")
-    ] = None,
+    against: _Against = None,
     tolerance: _Tolerance = None,
     seed: _Seed = 0,
 ) -> None:
@@ -67,12 +71,13 @@ def check(  # noqa: PLR0913, PLR0917  (every parameter is an option of the comma
     raise typer.Exit(1)
 
 
-def bisect(
+def bisect(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
     model: _Model,
     inputs: _Inputs = None,
     dim: _Dims = None,
     left: _Left = _PLAIN,
     right: _Right = "cpu",
+    against: _Against = None,
     tolerance: _Tolerance = None,
     seed: _Seed = 0,
 ) -> None:
@@ -80,12 +85,14 @@ def bisect(
     from rlx.testing import Setting
     from rlx.testing import bisect as find_node
 
-    first, second = Setting.parse(left), Setting.parse(right)
+    second = Setting.parse(right)
+    first = Setting.parse(left) if against is None else _stored(against)
     with rlx.load(model) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
         found = find_node(loaded, arrays, first, second, tolerance)
     if found is None:
-        console.print(f"{first} and {second} agree", highlight=False, markup=False)
+        name = str(first) if isinstance(first, Setting) else str(against)
+        console.print(f"{name} and {second} agree", highlight=False, markup=False)
         return
     console.print(str(found), highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(1)

@@ -26,6 +26,7 @@ from rlx.kernel.program import Program
 from rlx.ops.evaluate import run_op
 from rlx.ops.leaf import Constant
 from rlx.passes.pipelines import OPTIONAL
+from rlx.runtime.derive import exposing
 from rlx.runtime.executable import Executable
 from rlx.runtime.taps import Stored, named_values
 from rlx.testing.compare import Difference, difference, differences
@@ -34,6 +35,7 @@ from rlx.testing.settings import Setting
 __all__ = ["Finding", "bisect", "check"]
 
 _MOST_RUNS = 29
+_STORED = "the stored values"
 _SUSPECTS = frozenset(
     "canonicalize channels-last fuse-epilogues fuse-regions recognize-attention "
     "recognize-quantized-products sink-transposes".split()
@@ -68,8 +70,11 @@ def check(
         raise UsageError(
             f"stored output {unknown[0]!r} is none of the model's, which are {', '.join(found)}"
         )
-    stored = {name: _typed(array, found[name]) for name, array in left.items()}
-    return differences(stored, found, tolerance)
+    return differences(_all_typed(left, found), found, tolerance)
+
+
+def _all_typed(stored: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: _typed(array, like[name]) for name, array in stored.items()}
 
 
 def _typed(stored: Array, like: Array) -> Array:
@@ -87,8 +92,8 @@ class Finding:
         op: its operator and the types of its operands.
         difference: of its result.
         kernels: per setting the kernel that computes it, with the names of all nodes it does the work of.
-        guilty: the setting whose result differs from the operator's reference on the same operands; empty if that
-            cannot be told.
+        guilty: the side whose result differs from the reference: from the operator's on the same operands for a
+            setting, from the model's on the same inputs for stored values; empty if that cannot be told.
         passes: passes without which, one at a time, the right setting agrees with the left one.
         runs: how often a model was run.
         nodes: among how many it was searched.
@@ -109,7 +114,11 @@ class Finding:
             f"  differs in {self.difference}",
             *(f"  computed by {kernel}" for kernel in self.kernels if kernel),
         ]
-        if self.guilty:
+        if self.guilty == _STORED:
+            lines.append(
+                "  the stored value is not what the model's own meaning gives, the computed one is"
+            )
+        elif self.guilty:
             lines.append(
                 f"  wrong on {self.guilty}, by the operator's reference on the same operands"
             )
@@ -122,23 +131,84 @@ class Finding:
 def bisect(
     model: Executable,
     inputs: Mapping[str, Any],
-    left: Setting,
+    left: Setting | Mapping[str, Array],
     right: Setting,
     tolerance: float | None = None,
 ) -> Finding | None:
     """Return the first node where two ways to run a model part, or None if their outputs agree.
 
+    Stored values may be of outputs, and of any values or nodes between. The first of them, in the order of the graph,
+    that the right side does not give is looked at: where the reference gives it, the search goes on between the
+    reference and the right side; where it does not, its node is the finding.
+
     Args:
         model: any executable of it.
         inputs: as for `run`.
-        left: how to run it.
+        left: how to run it, or stored values by name.
         right: the other way.
         tolerance: see `difference`.
 
     Raises:
-        UsageError: the outputs differ, but nothing that can be looked at in front of them does.
+        UsageError: the outputs differ, but nothing that can be looked at in front of them does; a stored value is none
+            of the model's.
     """
-    return _Search(model, inputs, left, right, tolerance).run()
+    if isinstance(left, Setting):
+        return _Search(model, inputs, left, right, tolerance).run()
+    return _bisect_stored(model, inputs, left, right, tolerance)
+
+
+def _bisect_stored(
+    model: Executable,
+    inputs: Mapping[str, Any],
+    stored: Mapping[str, Array],
+    right: Setting,
+    tolerance: float | None,
+) -> Finding | None:
+    order: dict[str, int] = {}
+    nodes: dict[str, Node | None] = {}
+
+    def chosen(graph: Graph) -> dict[str, Value]:
+        values = exposing(list(stored))(graph)
+        positions = _positions(graph)
+        for name in stored:
+            node = nodes[name] = values[name].producer
+            order[name] = -1 if node is None else positions[node]
+        return {name: values[name] for name in stored}
+
+    found = right.run(model, inputs, chosen)
+    expected = _all_typed(stored, found)
+    parted = sorted(differences(expected, found, tolerance), key=lambda d: order[d.name])
+    if not parted:
+        return None
+    first = parted[0]
+
+    def alone(graph: Graph) -> dict[str, Value]:
+        return {first.name: chosen(graph)[first.name]}
+
+    oracle = Setting("reference", skip=OPTIONAL)
+    meant = oracle.run(model, inputs, alone)[first.name]
+    with model.derive(alone) as part:
+        search = _Search(part, inputs, oracle, right, tolerance, runs=2)
+        if difference(first.name, expected[first.name], meant, tolerance) is None:
+            return search.run()
+        node = nodes[first.name]
+        if node is None:
+            raise UsageError(
+                f"stored value {first.name!r} differs, and no node computes it: it is an input, weight or constant"
+            )
+        guilty = _STORED if difference("", meant, found[first.name], tolerance) is None else ""
+        types = ", ".join("none" if o is None else str(o.type) for o in node.operands)
+        kernels = ("", search.kernel(right, node))
+        return Finding(
+            str(node.location),
+            f"{node.op.name}({types})",
+            first,
+            kernels,
+            guilty,
+            (),
+            3,
+            len(stored),
+        )
 
 
 @dataclass
@@ -267,14 +337,14 @@ class _Search:
             str(node.location),
             f"{node.op.name}({types})",
             Difference(name, first.what, first.error),
-            (self._kernel(self.left, node), self._kernel(self.right, node)),
+            (self.kernel(self.left, node), self.kernel(self.right, node)),
             self._guilty(node),
             self._passes(choose),
             self.runs,
             len(self.order),
         )
 
-    def _kernel(self, setting: Setting, node: Node) -> str:
+    def kernel(self, setting: Setting, node: Node) -> str:
         """Return which kernel of the whole program does the work of a node; empty if that is not known."""
         with setting.compiled(self.model) as compiled:
             compiled.warmup({n: _shape(a) for n, a in self.inputs.items()})

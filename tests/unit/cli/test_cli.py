@@ -373,7 +373,8 @@ def test_check_and_bisect_when_all_is_well(
     np.savez(
         stored, allow_pickle=False, **{"in::x": x, "out::y": np.array([[2, 2, 5]], np.float32)}
     )
-    assert "agree" in run("check", model, "-i", stored, "--against", stored)
+    for command in ("check", "bisect"):
+        assert "agree" in run(command, model, "-i", stored, "--against", stored)
 
 
 def test_check_and_bisect_when_something_differs(
@@ -387,6 +388,9 @@ def test_check_and_bisect_when_something_differs(
     result = _invoke("check", model, "-i", stored, "--against", stored)
     assert result.exit_code == 1
     assert "largest difference 1 at" in result.stdout + capsys.readouterr().out
+    result = _invoke("bisect", model, "-i", stored, "--against", stored)
+    assert result.exit_code == 1
+    assert "the stored value is not" in result.stdout + capsys.readouterr().out
     wrong = rule("relu")(lambda node, builder: node.operands[0])
     monkeypatch.setattr(canonicalize, "RULES", (*canonicalize.RULES, wrong))
     for command, wanted in (("check", "'y'"), ("bisect", "'Relu -> y'")):

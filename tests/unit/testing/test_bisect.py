@@ -174,6 +174,36 @@ def test_the_guilty_node_is_named(fault: str, at: int, monkeypatch: pytest.Monke
     assert ("folded or rewrote" in found.kernels[1]) == (fault == "fold")
 
 
+@pytest.mark.parametrize("stored", [("y",), ("t2", "y", "s9"), ("guilty", "s1")])
+def test_stored_values_lead_to_the_guilty_node(
+    stored: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, inputs = _model(6, _ATAN), _inputs()
+    with model.expose("t2", "s1", "s9", "guilty") as exposed:
+        golden = exposed.run(inputs)
+    given = {name: golden[name] for name in stored}
+    assert bisect(model, inputs, given, _FAST) is None
+    _kernel(monkeypatch)
+    found = bisect(model, inputs, given, _FAST)
+    assert found is not None
+    assert found.node == "'guilty'"
+    assert found.guilty == str(_FAST)
+    assert found.runs < 30
+
+
+def test_stored_values_that_the_model_does_not_mean() -> None:
+    model, inputs = _model(6, _ATAN), _inputs()
+    with model.expose("t2", "s4") as exposed:
+        golden = exposed.run(inputs)
+    golden["s4"] = golden["s4"] + 1
+    found = bisect(model, inputs, golden, _FAST)
+    assert found is not None
+    assert (found.node, found.difference.name) == ("'s4'", "s4")
+    assert "the stored value is not what the model's own meaning gives" in str(found)
+    with pytest.raises(rlx.UsageError, match="no value or node 's5x'"):
+        bisect(model, inputs, {"s5x": golden["s4"]}, _FAST)
+
+
 def test_the_search_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _model(37, _ATAN, blocks=60), _inputs()
     _kernel(monkeypatch)
