@@ -29,7 +29,7 @@ from rlx.base.numeric import Array
 from rlx.base.pages import give_back, release_free_memory
 from rlx.base.rng import RNG_INPUT, RngPolicy
 from rlx.base.target import Target
-from rlx.runtime.cache import MAX_VARIANTS
+from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
 from rlx.runtime.enqueue import Enqueuing
 from rlx.runtime.entry import Restored, Signature
 from rlx.runtime.forks import watch_forks
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from rlx.runtime.profile import Profile
     from rlx.runtime.report import ModelReport
     from rlx.runtime.slots import SlotRecord
+    from rlx.runtime.specialize import Specialization
 
 __all__ = ["Executable", "Program", "TensorSpec"]
 
@@ -361,6 +362,57 @@ class Executable(Enqueuing, Weighted, Observable):
         self.rng = policy
         return self
 
+    def specialize(self, extents: Mapping[str, int], at_least: float = 1.05) -> Specialization:
+        """Compile a program for single values of extents, and keep it if it is faster than the one for all values.
+
+        Both are measured on zeros, in turn, for about a second. Runs with other extents go on with the program for all
+        values. A program for single values is part of this object and of its packages, not of the cache on disk. The
+        runs do not count: random numbers and states are as before.
+
+        Args:
+            extents: values of symbols. Symbols that are left out stay open; they are measured at their bounds.
+            at_least: how many times as fast it must be to be kept; 0 keeps it in any case.
+
+        Returns:
+            What was measured, and whether it was kept.
+
+        Raises:
+            UsageError: a name or value is wrong, a symbol that is left out has no bound, there is such a program
+                already, or the model was opened from a package.
+        """
+        from rlx.runtime.specialize import Specialization, check_extents, measure
+
+        self._settle()
+        source, policy = self._source, self.rng
+        symbols = self._inputs.symbols() | self.state.symbols()
+        fixed = check_extents(source.name, extents, symbols, source.uppers)
+        if source.saved is not None:
+            raise UsageError(
+                f"{source.name} comes from a package, which holds programs but not the model; specialize the model "
+                "before it is saved"
+            )
+        with self._exclusive(), self.state.untouched():
+            if any(v.program.signature.fixed == fixed for v in self._variants):
+                raise UsageError(f"{source.name} has a program for {fixed} already")
+            arrays = self._inputs.zeros({}, {**source.uppers, **fixed})
+            general = self._bound(arrays)
+            variant = self._compile(dict(general.env), fixed, exact=True)
+            special = self._bound(arrays)
+            outputs = [np.empty(shape, dtype) for shape, dtype in special.outputs]
+            kept = False
+            try:
+                times = measure(
+                    lambda: self._execute(general, arrays, outputs),
+                    lambda: self._execute(special, arrays, outputs),
+                )
+                found = Specialization(fixed, *times, times[0] >= at_least * times[1])
+                kept = found.kept
+            finally:
+                if not kept:
+                    self._drop(variant)
+        self.rng = policy
+        return found
+
     def _run(self, arrays: list[Array]) -> list[Array]:
         with self._lock:
             binding = self._bound(arrays)
@@ -559,7 +611,8 @@ class Executable(Enqueuing, Weighted, Observable):
         return binding
 
     def _variant(self, env: dict[str, int]) -> Variant:
-        for variant in self._variants:
+        # The one for most values of these extents first.
+        for variant in sorted(self._variants, key=lambda v: -len(v.program.signature.fixed)):
             if variant.program.signature.fits(env):
                 self._grow(variant, env)
                 self._weights.refresh(variant.program.weights)
@@ -594,13 +647,20 @@ class Executable(Enqueuing, Weighted, Observable):
             variant.uppers, variant.is_planned = uppers, True
 
     def _compile(
-        self, env: Mapping[str, int], fixed: dict[str, int], *, is_call: bool = False
+        self,
+        env: Mapping[str, int],
+        fixed: dict[str, int],
+        *,
+        is_call: bool = False,
+        exact: bool = False,
     ) -> Variant:
+        """Compile a variant, or find it in the cache unless it is to be for `exact`ly the fixed extents."""
         source = self._source
         uppers = {n: max(v, source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
-        program = self._restore(env, fixed, uppers) or self._build(
-            env, fixed, uppers, is_call=is_call
-        )
+        program = None if exact else self._restore(env, fixed, uppers)
+        if program is None:
+            cache = None if exact or source.changed() else source.cache
+            program = self._build(env, fixed, uppers, cache, is_call=is_call)
         variant = Variant(program, uppers)
         self._variants.insert(0, variant)
         self._bindings.clear()
@@ -636,10 +696,11 @@ class Executable(Enqueuing, Weighted, Observable):
         env: Mapping[str, int],
         fixed: Mapping[str, int],
         uppers: Mapping[str, int],
+        cache: ProgramCache | None,
         *,
         is_call: bool,
     ) -> Program:
-        """Compile a program for these extents and keep it in the cache."""
+        """Compile a program for these extents and keep it in a cache."""
         from rlx.runtime.compile import compile_graph
 
         source = self._source
@@ -651,7 +712,6 @@ class Executable(Enqueuing, Weighted, Observable):
             )
         graph.facts.uppers = dict(uppers)
         params = defaults_of(graph)
-        cache = None if source.changed() else source.cache
         self._weights.declare(params if cache is None else cache.identified(params, source.files()))
         for param in graph.params.values():
             param.data = None
@@ -716,12 +776,15 @@ class Executable(Enqueuing, Weighted, Observable):
                 self._source = Source(self._source.name, self._source.inputs, closed_build, {})
 
     def _forget_programs(self) -> None:
+        for variant in list(self._variants):
+            self._drop(variant)
+
+    def _drop(self, variant: Variant) -> None:
         self._bindings.clear()
         self._last = None
-        for variant in self._variants:
-            self._weights.release(variant.program.weights)
-            variant.program.compiled.close()
-        self._variants.clear()
+        self._variants.remove(variant)
+        self._weights.release(variant.program.weights)
+        variant.program.compiled.close()
 
     def _weights_changed(self) -> None:
         self._bindings.clear()

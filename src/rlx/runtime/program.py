@@ -38,7 +38,7 @@ class Program:
     graph: Graph | None = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Variant:
     """A program, the bounds it is planned for, and whether its memory is planned now."""
 
