@@ -3,7 +3,8 @@
 
 Usage: python benchmarks/bench_models.py minilm|zoo [options]      needs the `bench` extra.
 
-Prints one Markdown table per thread count and writes every measured run as JSON.
+Prints one Markdown table per thread count and writes every measured run as JSON, row by row; `--resume`
+goes on with a file of an interrupted run.
 `minilm` is a sentence encoder at lengths 16, 128, 512 and batches 1, 8; `zoo` is every case of
 `rlx.testing.zoo`. The ratio column is the best peer's median over rlx's: above 1, rlx is faster.
 """
@@ -11,10 +12,12 @@ Prints one Markdown table per thread count and writes every measured run as JSON
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -83,9 +86,7 @@ def row(
         value, low, high = common.ratio(results[peer], ours)
         ratio = f"**{value:.2f}** ({low:.2f}-{high:.2f})"
     differences = [
-        f"{common.largest_difference(ours.outputs, result.outputs):.1e}"
-        if ours.outputs and result.outputs
-        else "-"
+        "-" if math.isnan(result.difference) else f"{result.difference:.1e}"
         for engine, result in results.items()
         if engine != reference
     ]
@@ -104,22 +105,22 @@ def table(rows: Rows, engines: Sequence[str], reference: str, threads: int) -> s
     header += [f"diff to {engine}" for engine in engines if engine != reference]
     text = [f"### {threads} thread{'s' if threads > 1 else ''}", ""]
     text.append(common.markdown(header, (row(w, r, reference) for w, r in mine)))
-    found = [
-        (workload, (results[peer], results[reference]))
-        for workload, results in mine
-        if (peer := best_peer(results, reference)) is not None and results[reference].answers
-    ]
-    if found:
-        text += ["", *_summary(*zip(*found, strict=True))]
+    text += ["", *summary(mine, reference)]
     notes = {f"{w.name}: {e} {r.note}" for w, group in mine for e, r in group.items() if r.note}
     return "\n".join([*text, "", *(f"- {note}" for note in sorted(notes))])
 
 
-def _summary(
-    workloads: Sequence[common.Workload], pairs: Sequence[tuple[common.Result, common.Result]]
-) -> list[str]:
+def summary(rows: Rows, reference: str) -> list[str]:
+    """Return the means of the ratios of rows, as lines."""
+    found = [
+        (workload.group or workload.name, (results[peer], results[reference]))
+        for workload, results in rows
+        if (peer := best_peer(results, reference)) is not None and results[reference].answers
+    ]
+    if not found:
+        return []
+    groups, pairs = zip(*found, strict=True)
     ratios = [peer.median() / ours.median() for peer, ours in pairs]
-    groups = [w.group or w.name for w in workloads]
     lines: list[str] = []
     for cap in (CAP, math.inf):
         mean, low, high = common.mean_ratio(pairs, groups, cap)
@@ -148,6 +149,7 @@ def parse(arguments: Sequence[str] | None = None) -> common.Options:
         "--jobs", type=int, default=1, help="measured at once, on CPUs of their own"
     )
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/SUITE.json")
+    parser.add_argument("--resume", action="store_true", help="keep the rows that file has")
     options = common.parse(parser, arguments)
     options.engines = options.engines or list(SUITES[options.suite])
     if options.reference not in options.engines:
@@ -167,20 +169,39 @@ def main() -> None:
     )
     facts = common.machine()
     workloads = list(WORKLOADS[options.suite](options))
+    path = options.json or common.HERE / "results" / f"{options.suite}.json"
+    known = read(path) if options.resume and path.exists() else {}
 
-    def show(workload: common.Workload, results: dict[str, common.Result]) -> None:
-        cells = row(workload, results, options.reference)
-        print(" | ".join([str(workload.threads), *cells]), file=sys.stderr)
+    def keep(workload: common.Workload, results: dict[str, common.Result]) -> None:
+        ours = results[options.reference].outputs
+        for result in results.values():
+            if ours and result.outputs:
+                result.difference = common.largest_difference(ours, result.outputs)
+        known[workload.name, workload.threads] = results
+        print(
+            " | ".join([str(workload.threads), *row(workload, results, options.reference)]),
+            file=sys.stderr,
+        )
+        write(path, facts, plan, known)
 
-    measured = common.measure_all(workloads, options.engines, plan, show)
-    rows: Rows = list(zip(workloads, measured, strict=True))
-    found = common.versions(results for _, results in rows)
-    print(common.describe(facts, found) + "\n")
+    missing = [w for w in workloads if (w.name, w.threads) not in known]
+    common.measure_all(missing, options.engines, plan, keep)
+    rows: Rows = [(w, known[w.name, w.threads]) for w in workloads]
+    print(common.describe(facts, common.versions(known.values())) + "\n")
     for threads in options.threads:
         print(table(rows, options.engines, options.reference, threads) + "\n")
+    if len(options.threads) > 1:
+        print("\n".join(["### All", "", *summary(rows, options.reference)]))
+
+
+Known = dict[tuple[str, int], dict[str, common.Result]]
+"""Results by name and threads of the workload."""
+
+
+def write(path: Path, facts: Mapping[str, Any], plan: common.Plan, known: Known) -> None:
+    """Write what is measured so far."""
     content = {
         "machine": facts,
-        "versions": found,
         "plan": {
             "processes": plan.processes,
             "runs": plan.runs,
@@ -189,18 +210,28 @@ def main() -> None:
         },
         "rows": [
             {
-                "name": workload.name,
-                "threads": workload.threads,
+                "name": name,
+                "threads": threads,
                 "engines": {
-                    engine: {"note": r.note, "seconds": [s.tolist() for s in r.seconds]}
+                    engine: {"note": r.note, "difference": r.difference, "answers": r.answers}
                     for engine, r in results.items()
                 },
             }
-            for workload, results in rows
+            for (name, threads), results in known.items()
         ],
     }
-    default = common.HERE / "results" / f"{options.suite}.json"
-    common.write_json(options.json or default, content)
+    common.write_json(path, content)
+
+
+def read(path: Path) -> Known:
+    """Read what `write` wrote."""
+    return {
+        (entry["name"], entry["threads"]): {
+            engine: common.Result(r["answers"], [], r["note"], r["difference"])
+            for engine, r in entry["engines"].items()
+        }
+        for entry in json.loads(path.read_text())["rows"]
+    }
 
 
 if __name__ == "__main__":

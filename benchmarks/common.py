@@ -17,6 +17,7 @@ import math
 import os
 import platform
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -109,11 +110,13 @@ class Result:
         answers: one per process, as the worker wrote them.
         outputs: of the first process, in the model's order.
         note: why there is no answer, or "".
+        difference: largest difference of its outputs to those of the engine that is compared with; NaN if none.
     """
 
     answers: list[dict[str, Any]] = field(default_factory=list)
     outputs: list[NDArray[Any]] = field(default_factory=list)
     note: str = ""
+    difference: float = math.nan
 
     @property
     def seconds(self) -> list[NDArray[Any]]:
@@ -166,8 +169,8 @@ def measure_all(
             with tempfile.TemporaryDirectory(prefix="rlx-bench-") as name:
                 folder = Path(name)
                 np.savez(folder / "inputs.npz", **dict(workload.inputs))
-                # Rotate, so that no engine always runs after the same other one.
-                for engine in (engines[(turn + i) % len(engines)] for i in range(len(engines))):
+                # In another order every time, so that no engine always runs after the same other one.
+                for engine in random.Random(f"{index} {turn}").sample(engines, len(engines)):
                     if not results[engine].note:
                         _run_worker(workload, engine, plan, cpus, folder, results[engine])
         finally:
@@ -260,26 +263,28 @@ def mean_ratio(
         cap: what a single ratio counts at most.
         samples: of the bootstrap.
     """
-    random = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     members = [np.flatnonzero([g == name for g in groups]) for name in dict.fromkeys(groups)]
 
     def mean(ratios: NDArray[Any]) -> NDArray[Any]:
         logs = np.log(np.minimum(ratios, cap))
         return np.exp(np.mean([logs[m].mean(axis=0) for m in members], axis=0))
 
-    draws = [_resampled(a, random, samples) / _resampled(b, random, samples) for a, b in pairs]
+    draws = [
+        _resampled(a, generator, samples) / _resampled(b, generator, samples) for a, b in pairs
+    ]
     low, high = np.percentile(mean(np.array(draws)), [2.5, 97.5])
     middle = mean(np.array([a.median() / b.median() for a, b in pairs]))
     return float(middle), float(low), float(high)
 
 
-def _resampled(result: Result, random: np.random.Generator, samples: int) -> NDArray[Any]:
+def _resampled(result: Result, generator: np.random.Generator, samples: int) -> NDArray[Any]:
     """Return medians of medians of runs drawn from every process, over processes drawn likewise."""
     processes = result.seconds
     medians = np.stack(
-        [np.median(random.choice(runs, (samples, len(runs))), axis=1) for runs in processes]
+        [np.median(generator.choice(runs, (samples, len(runs))), axis=1) for runs in processes]
     )
-    chosen = random.integers(len(processes), size=(len(processes), samples))
+    chosen = generator.integers(len(processes), size=(len(processes), samples))
     return np.median(np.take_along_axis(medians, chosen, axis=0), axis=0)
 
 

@@ -29,6 +29,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from rlx.base import config
+from rlx.base.pages import write_parts
 
 __all__ = ["ALIGNMENT", "OUTDATED", "Entry", "Store", "default_store", "digest"]
 
@@ -130,7 +131,7 @@ class Store:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp")
             try:
-                with os.fdopen(handle, "w+b") as file:
+                with os.fdopen(handle, "w+b", buffering=0) as file:
                     _write(file, parts, _SUMS if quick else _SHA256, _key_hash(kind, key))
                 Path(name).replace(path)
             except BaseException:
@@ -260,13 +261,8 @@ def _flat(part: Any) -> memoryview:
 
 def _write(file: Any, parts: Sequence[memoryview], check: bytes, key: bytes) -> None:
     """Write header and parts; the checksum is taken from the file's pages, as readers will."""
-    file.write(bytes(_ALIGNED))
-    for part in parts[:-1]:
-        file.write(part)
-        file.write(bytes(-len(part) % ALIGNMENT))
-    if parts:
-        file.write(parts[-1])
-    file.flush()
+    padded = [piece for p in parts for piece in (p, bytes(-len(p) % ALIGNMENT))]
+    write_parts(file, [bytes(_ALIGNED), *padded[:-1]])
     length = file.tell() - _ALIGNED
     mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     checksum = _digest(mapped[_ALIGNED:], check)

@@ -22,11 +22,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from rlx.base.dims import Dim, parse_dim, symbol, symbol_atoms
 from rlx.base.dtypes import DType
 from rlx.base.errors import ParseError, UsageError
 from rlx.base.numeric import Array
+from rlx.base.pages import write_parts
 from rlx.base.store import digest
 from rlx.base.target import Target
 from rlx.runtime.entry import (
@@ -110,12 +111,13 @@ class _Sections:
         self._known[key] = len(self.places) - 1
         return len(self.places) - 1
 
-    def write(self, file: BinaryIO) -> None:
-        """Write all sections from the file's position on."""
-        begin = file.tell()
-        for (at, *_), view in zip(self.places, self._data, strict=True):
-            file.write(bytes(begin + at - file.tell()))
-            file.write(view)
+    def parts(self) -> Iterator[bytes | memoryview]:
+        """Iterate over what lies in the file, gaps included."""
+        end = 0
+        for (at, size, *_), view in zip(self.places, self._data, strict=True):
+            yield bytes(at - end)
+            yield view
+            end = at + size
 
 
 def _as_array(blob: Any) -> Array:
@@ -182,11 +184,10 @@ def write_package(
     checksum = hashlib.sha256(text).digest()
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with part.open("xb") as file:
-            file.write(_MAGIC + len(text).to_bytes(8, "little") + checksum)
-            file.write(bytes(_HEAD - file.tell()) + text)
-            file.write(bytes(-file.tell() % _PAGE))
-            sections.write(file)
+        with part.open("xb", buffering=0) as file:
+            head_bytes = (_MAGIC + len(text).to_bytes(8, "little") + checksum).ljust(_HEAD, b"\0")
+            gap = bytes(-(_HEAD + len(text)) % _PAGE)
+            write_parts(file, [head_bytes, text, gap, *sections.parts()])
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)

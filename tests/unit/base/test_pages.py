@@ -2,11 +2,14 @@
 from __future__ import annotations
 
 import mmap
+import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from rlx.base.pages import give_back
+from rlx.base.pages import give_back, write_parts
 from rlx.frontends.checked import map_file
 
 
@@ -38,3 +41,23 @@ def test_memory_that_is_no_mapped_file_is_left_alone() -> None:
         copy = array.copy()
         assert not give_back(array)
         np.testing.assert_array_equal(array, copy)
+
+
+@pytest.mark.parametrize("most", [None, 1, 7, 4096])
+def test_parts_are_written_in_order_whatever_a_call_takes(
+    most: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [bytes([i % 251]) * (i % 5) for i in range(3000)] + [b"x" * 70_000, b"", b"end"]
+    if most is not None:  # a call may write less than it was given
+
+        def writes(descriptor: int, some: Sequence[bytes | memoryview]) -> int:
+            return os.write(descriptor, b"".join(bytes(p) for p in some)[:most])
+
+        monkeypatch.setattr("os.writev", writes)
+        parts = [parts[i] for i in range(0, len(parts), 100)]
+    path = tmp_path / "parts"
+    with path.open("xb", buffering=0) as file:
+        file.write(b"head")
+        write_parts(file, [memoryview(p) for p in parts])
+        assert file.tell() == 4 + sum(map(len, parts))
+    assert path.read_bytes() == b"head" + b"".join(parts)
