@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlx.backends.protocol import CompiledGraph, MappedGraph
+from rlx.base import config
 from rlx.base.dims import evaluate
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
@@ -32,7 +33,8 @@ class SlotRecord:
             nowhere yet.
         shape: extents of the last run; before the first one, those that memory is planned for.
         dtype: of the elements.
-        intact: whether no later kernel of a run writes over it.
+        intact: whether no later kernel of a run writes over it, nor the check of `RLX_CHECK`, which fills intermediate
+            values as they die.
         array: over the bytes themselves, without a copy; None where there is no offset. Weights are read-only.
     """
 
@@ -120,6 +122,9 @@ class _Lasting:
             ends[root] = max(ends.get(root, -1), thunks[-1])
         self._kind = {slot: program.slots[slot].kind for slot in ends}
         self._lost: set[int] = set()
+        if config.CHECK.get():
+            self._lost.update(s for s, kind in self._kind.items() if kind is SlotKind.ARENA)
+            return
         covered = _Covered()
         for slot in sorted(ends, key=lambda s: -ends[s]):
             found = compiled.block(slot) if self._kind[slot] is SlotKind.ARENA else None

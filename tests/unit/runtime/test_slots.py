@@ -3,12 +3,14 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 import rlx
+from rlx.base.config import override
 from rlx.base.numeric import Array
 from rlx.ops.matmul import matmul
 from rlx.ops.norm import softmax
@@ -33,6 +35,21 @@ def _x(n: int) -> Array:
 
 def _arena(slots: list[SlotRecord]) -> list[SlotRecord]:
     return [s for s in slots if s.kind == "arena" and s.array is not None]
+
+
+@pytest.fixture(autouse=True)
+def values_that_stay() -> Iterator[None]:
+    """The check of memory plans fills values as they die."""
+    with override(RLX_CHECK=False):
+        yield
+
+
+def test_under_the_check_of_plans_no_intermediate_value_is_intact() -> None:
+    with override(RLX_CHECK=True), rlx.compile(_chain(), dims={"N": 8}) as m:
+        m.run([_x(8)])
+        slots = _arena(m.slots())
+        assert slots
+        assert not any(s.intact for s in slots)
 
 
 def test_slots_hold_what_the_run_computed() -> None:
