@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from rlx.ops.movement import reshape
 from rlx.ops.spec import Operand, Sample, emit_one, op
 from rlx.ops.windows import Layout, Pads
 
-__all__ = ["BYTES", "IntegerConv", "IntegerMatMul", "centred"]
+__all__ = ["BYTES", "ByteConv", "IntegerConv", "IntegerMatMul", "centred", "conv_sample"]
 
 BYTES = (DType.I8, DType.U8)
 """Dtypes of the operands."""
@@ -127,6 +127,33 @@ class IntegerMatMul(Op):
         return matmul(centred(a, a_zero), centred(w, w_zero))
 
 
+@dataclass(frozen=True)
+class ByteConv(Op):
+    """What convolutions of bytes have in common: the attributes of `Conv`."""
+
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads: Pads
+    groups: int = 1
+    layout: Layout = "nchw"
+
+    @classmethod
+    def of(cls, conv: Conv) -> Self:
+        """Return this kind of convolution with the attributes of another."""
+        return cls(conv.strides, conv.dilations, conv.pads, conv.groups, conv.layout)
+
+    @property
+    def conv(self) -> Conv:
+        """The convolution of operands minus their zero points."""
+        return Conv(self.strides, self.dilations, self.pads, self.groups, self.layout)
+
+
+def conv_sample(operands: tuple[Operand | None, ...], rank: int, **attributes: Any) -> Sample:
+    """Return a sample of a convolution over `rank` axes, without strides, dilations and pads unless given."""
+    plain = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": ((0, 0),) * rank}
+    return Sample(operands, {**plain, **attributes})
+
+
 def _conv_sample(
     x: tuple[int, ...],
     w: tuple[int, ...],
@@ -134,14 +161,12 @@ def _conv_sample(
     zeros: tuple[bool, int | None],
     **attributes: Any,
 ) -> Sample:
-    rank = len(w) - 2
-    plain = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": ((0, 0),) * rank}
-    return Sample(_operands(x, w, dtypes, zeros), {**plain, **attributes})
+    return conv_sample(_operands(x, w, dtypes, zeros), len(w) - 2, **attributes)
 
 
 @op("integer_conv")
 @dataclass(frozen=True)
-class IntegerConv(Op):
+class IntegerConv(ByteConv):
     """y[n, o, p] = sum over c, t of (x[n, c, p stride + t dilation - before] - x_zero) (w[o, c, t] - w_zero[o]).
 
     x: i8 or u8, [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); x_zero: [] of x's dtype; w: i8 or u8
@@ -157,11 +182,6 @@ class IntegerConv(Op):
     """
 
     operands = ("x", "x_zero?", "w", "w_zero?")
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: Pads
-    groups: int = 1
-    layout: Layout = "nchw"
     samples: ClassVar[tuple[Sample, ...]] = (
         _conv_sample(
             (2, 8, 6, 7),
@@ -188,11 +208,6 @@ class IntegerConv(Op):
             pads=((1, 0), (1, 1), (0, 0)),
         ),
     )
-
-    @property
-    def conv(self) -> Conv:
-        """The convolution of centred operands."""
-        return Conv(self.strides, self.dilations, self.pads, self.groups, self.layout)
 
     def infer(  # noqa: D102
         self,

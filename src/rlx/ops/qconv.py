@@ -15,12 +15,10 @@ from rlx.base.errors import TypeRuleError
 from rlx.base.numeric import Array
 from rlx.base.types import TensorType, require_equal
 from rlx.ir.graph import Value
-from rlx.ir.op import Op
-from rlx.ops.conv import Conv
+from rlx.ops.integer import ByteConv, conv_sample
 from rlx.ops.qmatmul import MAX_INNER, check_quantized, sums_fit
 from rlx.ops.quant import DequantizeLinear
 from rlx.ops.spec import Operand, Sample, emit_one, op
-from rlx.ops.windows import Layout, Pads
 
 __all__ = ["QuantizedConv"]
 
@@ -33,23 +31,19 @@ def _sample(
     dtype: DType = DType.U8,
     **attributes: object,
 ) -> Sample:
-    rank = len(w) - 2
-    plain = {"strides": (1,) * rank, "dilations": (1,) * rank, "pads": ((0, 0),) * rank}
-    return Sample(
-        (
-            Operand(x, dtype, "index", 100),
-            Operand((), DType.F32, "positive"),
-            Operand((), dtype, "index", 100) if zero else None,
-            Operand(w, DType.I8, "index", 100),
-            Operand((w[0],) if zero else (), DType.F32, "positive"),
-        ),
-        {**plain, **attributes},
+    operands = (
+        Operand(x, dtype, "index", 100),
+        Operand((), DType.F32, "positive"),
+        Operand((), dtype, "index", 100) if zero else None,
+        Operand(w, DType.I8, "index", 100),
+        Operand((w[0],) if zero else (), DType.F32, "positive"),
     )
+    return conv_sample(operands, len(w) - 2, **attributes)
 
 
 @op("quantized_conv")
 @dataclass(frozen=True)
-class QuantizedConv(Op):
+class QuantizedConv(ByteConv):
     """x_scale * w_scale[o] * (sum over c, t of (x[n, c, p stride + t dilation - before] - x_zero) w[o, c, t]).
 
     x: i8 or u8, [N, C, *space] (layout nchw) or [N, *space, C] (nhwc); x_scale: [] f32; x_zero: [] of x's dtype, 0
@@ -67,11 +61,6 @@ class QuantizedConv(Op):
     """
 
     operands = ("x", "x_scale", "x_zero?", "w", "w_scale")
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads: Pads
-    groups: int = 1
-    layout: Layout = "nchw"
     samples: ClassVar[tuple[Sample, ...]] = (
         _sample((2, 8, 6, 7), (9, 8, 3, 3), pads=((1, 1), (0, 2))),
         _sample(
@@ -92,7 +81,7 @@ class QuantizedConv(Op):
         w_scale: TensorType,
     ) -> TensorType:
         check_quantized(x, x_scale, x_zero, w, w_scale)
-        result = self._conv.infer(x.with_dtype(DType.F32), w.with_dtype(DType.F32))
+        result = self.conv.infer(x.with_dtype(DType.F32), w.with_dtype(DType.F32))
         depth = product(w.shape[1:])
         if not sums_fit(depth):
             raise TypeRuleError(f"needs sums of at most {MAX_INNER} products, found {depth}")
@@ -100,16 +89,12 @@ class QuantizedConv(Op):
             require_equal(w_scale.shape[0], w.shape[0], "the filters of w and their scales")
         return result
 
-    @property
-    def _conv(self) -> Conv:
-        return Conv(self.strides, self.dilations, self.pads, self.groups, self.layout)
-
     def reference(  # noqa: D102
         self, x: Array, x_scale: Array, x_zero: Array | None, w: Array, w_scale: Array
     ) -> Array:
         # Sums of bytes are exact in f64, which is much faster than NumPy's integer product.
         shifted = x.astype(np.float64) - (0.0 if x_zero is None else float(x_zero))
-        total = self._conv.reference(shifted, w.astype(np.float64))
+        total = self.conv.reference(shifted, w.astype(np.float64))
         scale = x_scale * w_scale
         if scale.ndim and self.layout == "nchw":
             scale = scale.reshape(-1, *[1] * (x.ndim - 2))
@@ -126,7 +111,7 @@ class QuantizedConv(Op):
         """Return it as a convolution of dequantised operands in f32."""
         axis = 0 if w_scale.type.rank else None
         return emit_one(
-            self._conv,
+            self.conv,
             emit_one(DequantizeLinear(), x, x_scale, x_zero),
             emit_one(DequantizeLinear(axis=axis), w, w_scale, None),
         )

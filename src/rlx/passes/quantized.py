@@ -89,9 +89,7 @@ def _rewrite(rewriter: Rewriter, node: Node, weights: set[Value]) -> str:
     assert a_scale is not None
     assert w is not None
     assert w_scale is not None
-    op: Op = QuantizedMatMul()
-    if conv is not None:
-        op = QuantizedConv(conv.strides, conv.dilations, conv.pads, conv.groups, conv.layout)
+    op: Op = QuantizedMatMul() if conv is None else QuantizedConv.of(conv)
     with building(rewriter.before(node)):
         w, _ = _signed(w, w_zero)
         if flipped is not None:

@@ -100,8 +100,7 @@ def _conv_integer(call: Call) -> Mapped:
 def _integer_conv(
     call: Call, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None
 ) -> Value:
-    conv = convolution(call, x, w)
-    op = IntegerConv(conv.strides, conv.dilations, conv.pads, conv.groups)
+    op = IntegerConv.of(convolution(call, x, w))
     return emit_one(op, x, scalar_of(x_zero), w, scalar_of(w_zero))
 
 
