@@ -286,10 +286,9 @@ class Executable(Enqueuing, Weighted, Observable):
     def trim(self) -> None:
         """Give back memory that the next run can allocate again: intermediate values and what is kept per shape.
 
-        Bounds that grew begin anew at those of `dims=`. Code and weights stay.
+        Bounds that grew begin anew at those of `dims=`. Code and weights stay. Runs that were enqueued end first.
         """
-        with self._lock:
-            self._check_usable()
+        with self._exclusive():
             self._bindings.clear()
             self._discarded.clear()
             self._last = None

@@ -334,6 +334,7 @@ _AFTER: dict[str, tuple[Callable[[Executable], object], float]] = {
     "share weights": (lambda m: m.share_weights_from(_tenfold()), 16),
     "copy params": (lambda m: m.copy_params_from(_tenfold()), 16),
     "load params": (lambda m: m.load_params({"w": _x(10, 100)}), 16),
+    "trim": (lambda m: m.trim(), 8),
     "set rows": (lambda m: m.set_param_range("w", 0, _x(10, 100)), 16),
 }
 """name -> (what is called while three runs wait, what the next run gives)"""
