@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real models, rlx beside its peers.
 
-Usage: python benchmarks/bench_models.py minilm|zoo [options]      needs the `bench` extra.
+Usage: python benchmarks/bench_models.py minilm|zoo|int8 [options]      needs the `bench` extra.
 
 Prints one Markdown table per thread count and writes every measured run as JSON, row by row; `--resume`
 goes on with a file of an interrupted run.
 `minilm` is a sentence encoder at lengths 16, 128, 512 and batches 1, 8; `zoo` is every case of
-`rlx.testing.zoo`. The ratio column is the best peer's median over rlx's: above 1, rlx is faster.
+`rlx.testing.zoo`; `int8` is what export_int8.py wrote. The ratio column is the best peer's median over
+rlx's: above 1, rlx is faster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 import numpy as np
 
 import common
+import export_int8
 from rlx.base.errors import RlxError
 from rlx.testing import zoo
 
@@ -29,7 +31,7 @@ ONNX_ENGINES = ("rlx", "onnxruntime", "openvino", "openvino_static")
 TORCH_ENGINES = ("torch", "torch_compile")
 CAP = 3.0
 """What a single case counts at most in the first of the two means."""
-SUITES = {"minilm": (*ONNX_ENGINES, *TORCH_ENGINES), "zoo": ONNX_ENGINES}
+SUITES = {"minilm": (*ONNX_ENGINES, *TORCH_ENGINES), "zoo": ONNX_ENGINES, "int8": ONNX_ENGINES}
 
 
 def minilm_workloads(options: common.Options) -> Iterator[common.Workload]:
@@ -65,7 +67,16 @@ def zoo_workloads(options: common.Options) -> Iterator[common.Workload]:
         yield common.Workload(case.name, model, inputs, threads, group=f"row {case.row}")
 
 
-WORKLOADS = {"minilm": minilm_workloads, "zoo": zoo_workloads}
+def int8_workloads(options: common.Options) -> Iterator[common.Workload]:
+    """Models that ONNX Runtime quantised."""
+    for threads, name in itertools.product(options.threads, export_int8.SOURCES):
+        path = export_int8.path(name)
+        if not path.exists():
+            raise SystemExit(f"{path} is not there: run export_int8.py")
+        yield common.Workload(name, path, export_int8.inputs(name), threads)
+
+
+WORKLOADS = {"minilm": minilm_workloads, "zoo": zoo_workloads, "int8": int8_workloads}
 Rows = list[tuple[common.Workload, dict[str, common.Result]]]
 
 
