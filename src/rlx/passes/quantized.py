@@ -37,9 +37,10 @@ _PRODUCTS: dict[type[Op], str] = {MatMul: QuantizedMatMul.name, Conv: QuantizedC
 class RecognizeQuantizedProducts:
     """matmul(dequantize(a), dequantize(w)) -> quantized_matmul(a, w) for a weight w; conv -> quantized_conv.
 
-    For 8-bit a with one scale, and 8-bit w (which may be transposed after it was dequantised) with one scale, or one
-    per column, whose zero points are all 0 (128 for u8), and no more products per sum than i32 can hold. The integer
-    sum is exact where the f32 product rounds, so results move by about the rounding of an f32 sum (reassociates).
+    For 8-bit a with one scale (which may be computed at run time), and 8-bit w (which may be transposed after it was
+    dequantised) with one scale, or one per column, whose zero points are all 0 (128 for u8), and no more products per
+    sum than i32 can hold. The integer sum is exact where the f32 product rounds, so results move by about the rounding
+    of an f32 sum (reassociates).
     """
 
     name = "recognize-quantized-products"
@@ -186,7 +187,7 @@ def _not_integers(
     left: Node, right: Node, conv: Conv | None, columns: int, weights: set[Value]
 ) -> str:
     """Return why the operands cannot be multiplied as integers, or an empty string; `columns` is an axis of w."""
-    a, a_scale, a_zero = (*left.operands, None)[:3]
+    a, a_scale = left.operands[:2]
     w, w_scale, w_zero = (*right.operands, None)[:3]
     assert a is not None
     assert a_scale is not None
@@ -203,11 +204,10 @@ def _not_integers(
     unfit = "" if conv is None else _unfit_groups(conv, w)
     if unfit:
         return unfit
-    fixed = all(v is None or is_known(v, weights) for v in (a_scale, a_zero, w_scale))
-    if a_scale.type.elements != 1 or not fixed:
-        return (
-            "the scale or zero point of an operand is computed at run time, or a has more than one"
-        )
+    if a_scale.type.elements != 1:
+        return "the left operand has more than one scale"
+    if not is_known(w_scale, weights):
+        return "the weight's scale is computed at run time"
     if not _per_channel(right, w_scale, columns) or _has_zero_point(w, w_zero):
         return (
             "the weight's scales are not per column, or its zero points are not all 0 (128 for u8)"

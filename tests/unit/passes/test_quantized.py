@@ -66,6 +66,7 @@ _COLUMNS = "dequantize_linear(%w, %ws, %wz) {axis=1,"
     [
         ("", ""),
         ("%a, %as, %az", "%a, %as"),
+        ("%a, %as, %az", "%a, %r, %az"),
         ("%w, %ws, %wz", "%w, %ws"),
         (_COLUMNS, "dequantize_linear(%w, %one) {axis=none,"),
         ("input %a: u8[5,4]", "input %a: u8[2,5,4]"),
@@ -147,8 +148,7 @@ def test_weights_that_branches_capture_are_recognised() -> None:
             "computed at run time",
         ),
         ("dense<i8[2]: 0, 0>", "dense<i8[2]: 0, 1>", "its zero points are not all 0"),
-        ("%a, %as, %az", "%a, %r, %az", "computed at run time"),
-        (_COLUMNS, "dequantize_linear(%w, %r) {axis=none,", "computed at run time"),
+        (_COLUMNS, "dequantize_linear(%w, %r) {axis=none,", "scale is computed at run time"),
         ("param %w: i8[4,2]", "param %w: u8[4,2]", "its zero points are not all 0"),
     ],
 )
