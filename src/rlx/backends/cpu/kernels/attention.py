@@ -53,18 +53,10 @@ class _Spec:
     mask: str  # none, add, keep
     mask_dtype: DType
     mask_moves: bool  # the mask varies along the keys
+    mask_rows: bool  # and along the queries
     causal: bool
     masked_row: str
     softcap: float
-
-
-@dataclass(frozen=True)
-class _Keys:
-    """A vector of keys: the first one, which of them exist, and how many keys the query sees when causal."""
-
-    at: Value
-    inside: Value
-    seen: Value
 
 
 class _Tile:
@@ -143,9 +135,15 @@ class _Tile:
             for j in range(self.vectors):
                 at = loop.index + j * self.lanes
                 inside = f.tail_mask(total - at, self.vector)
+                shared = None if self.spec.mask_rows else self._mask(f, mask, f.i64(0), at, inside)
                 for i in range(rows):
-                    where = _Keys(at, inside, f.smin(limit + i, total))
-                    score = self._masked(f, scores[i][j], mask, mask_stride * i, where)
+                    hidden = shared
+                    if hidden is None:
+                        hidden = self._mask(f, mask, mask_stride * i, at, inside)
+                    score = self._masked(f, scores[i][j], hidden)
+                    if self.spec.causal:
+                        visible = f.tail_mask(f.smin(limit + i, total) - at, self.vector)
+                        score = f.select(visible, score, low)
                     f.store(score, f.offset(p, pitch * i + at, F32))
                     tops[i] = f.fmax_fast(score, tops[i])
             loop.next(*tops)
@@ -172,27 +170,40 @@ class _Tile:
             loop.next(*current)
         return [loop.out[i * self.vectors : (i + 1) * self.vectors] for i in range(rows)]
 
-    def _masked(self, f: Function, score: Value, mask: Value, row: Value, keys: _Keys) -> Value:
-        """Scale, cap and mask a vector of scores; keys past the last one are -inf."""
+    def _mask(self, f: Function, mask: Value, row: Value, at: Value, inside: Value) -> Value:
+        """Return what hides keys of a vector: numbers to add, -inf past the last key, or whether each is kept.
+
+        Args:
+            f: where to emit.
+            mask: pointer to the operand.
+            row: offset of the query's row in it.
+            at: the first key.
+            inside: which keys of the vector exist.
+        """
         spec = self.spec
-        score = score * spec.scale
-        if spec.softcap:
-            score = vmath.tanh(f, score * (1.0 / spec.softcap)) * spec.softcap
         low = f.const(float("-inf"), self.vector)
-        if spec.mask != "none":
-            dtype = spec.mask_dtype
-            if spec.mask_moves:
-                value = load_value(f, dtype, mask, row + keys.at, self.lanes, keys.inside)
-            else:
-                value = f.splat(load_value(f, dtype, mask, row, 0), self.lanes)
-            if spec.mask == "add":
-                score = score + cast(f, value, dtype.compute, DType.F32)
-            else:
-                score = f.select(value, score, low)
-        visible = keys.inside
-        if spec.causal:
-            visible = f.tail_mask(keys.seen - keys.at, self.vector)
-        return f.select(visible, score, low)
+        if spec.mask == "none":
+            return f.select(inside, f.const(0.0, self.vector), low)
+        dtype = spec.mask_dtype
+        if spec.mask_moves:
+            value = load_value(f, dtype, mask, row + at, self.lanes, inside)
+        else:
+            value = f.splat(load_value(f, dtype, mask, row, 0), self.lanes)
+        if spec.mask == "keep":
+            return value & inside
+        return f.select(inside, cast(f, value, dtype.compute, DType.F32), low)
+
+    def _masked(self, f: Function, score: Value, mask: Value) -> Value:
+        """Scale, cap and mask a vector of scores."""
+        spec = self.spec
+        low = f.const(float("-inf"), self.vector)
+        scale = spec.scale
+        if spec.softcap:
+            score = vmath.tanh(f, score * (scale / spec.softcap))
+            scale = spec.softcap
+        if spec.mask == "keep":  # also what is no number
+            return f.select(mask, score * scale, low)
+        return f.fma(score, f.const(scale, self.vector), mask)
 
     @cached_property
     def exponentials(self) -> Function:
@@ -210,7 +221,7 @@ class _Tile:
                 current: list[Value] = []
                 for j in range(self.vectors):
                     place = f.offset(line, loop.index + j * self.lanes, F32)
-                    value = vmath.exp(f, f.load(self.vector, place) - top)
+                    value = vmath.softmax_exp(f, f.load(self.vector, place) - top)
                     if self.spec.masked_row == "nan_to_zeros":
                         value = f.select(value.is_nan(), zero, value)
                     f.store(value, place)
@@ -443,6 +454,7 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
     else:
         out = (heads * queries * value_depth, value_depth, heads * value_depth)
     over, moves = _mask_strides(mask)
+    rows = over[2] != 0
     kind = "none" if mask is None else "keep" if mask.type.dtype is DType.BOOL else "add"
     spec = _Spec(
         depth,
@@ -451,6 +463,7 @@ def _launch_attention(node: Node, ctx: LoweringContext, isa: Isa, panels: int, p
         kind,
         DType.F32 if mask is None else mask.type.dtype,
         moves,
+        rows,
         op.causal != "none",
         op.masked_row,
         op.softcap,
