@@ -69,7 +69,7 @@ def open(  # noqa: A001  (the verb users expect)
         {**uppers, **bounds},
         states=states,
         read_params=package.params,
-        saved=Saved(package.signature(), package.restore),
+        saved=Saved(package.signature(), package.restore, package.special()),
     )
     given = {"threads": threads, "dims": dims, "digest": package.digest}
     source.recipe = partial(_recipe, str(file.absolute()), device, given)

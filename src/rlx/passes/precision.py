@@ -91,6 +91,9 @@ class _Retyper:
             return DType.F32
         if kind is OpClass.COMPUTE and any(map(self._is_dequantized, node.operands)):
             return DType.F32
+        if kind is OpClass.ELEMENTWISE and any(map(_is_wide_integer, node.operands)):
+            self._note(node, "reads integers that are converted, stays f32")
+            return DType.F32
         if dtype is None:
             read = [v for v in self._retypable(node) if not self._is_fixed(v)]
             found = {self.narrowed[v].type.dtype if v in self.narrowed else DType.F32 for v in read}
@@ -166,6 +169,15 @@ class _Retyper:
 
     def _note(self, node: Node, text: str) -> None:
         self.ctx.note(ApplyPrecision.name, f"{node.op.name} at {node.location} {text}")
+
+
+def _is_wide_integer(value: Value | None) -> bool:
+    """Return whether a value is made of integers, such as sums of products of bytes, that f16 may not hold."""
+    producer = value.producer if value is not None else None
+    if producer is None or not isinstance(producer.op, Cast) or producer.operands[0] is None:
+        return False
+    dtype = producer.operands[0].type.dtype
+    return dtype.is_integer and dtype.itemsize >= 4
 
 
 def _holds(value: Value, dtype: DType) -> bool:

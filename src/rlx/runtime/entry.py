@@ -63,6 +63,16 @@ class Signature:
     free: Sequence[str] = ()
     rng: int = -1
 
+    @property
+    def is_special(self) -> bool:
+        """Whether it is for single values of extents; programs for extents of 0 are not optional."""
+        return any(value > 0 for value in self.fixed.values())
+
+    @property
+    def rank(self) -> tuple[int, list[tuple[str, int]]]:
+        """Sorts programs that may all run with some extents: the one for most single values first."""
+        return -len(self.fixed), sorted(self.fixed.items())
+
     def fits(self, env: Mapping[str, int]) -> bool:
         """Return whether a program may run with these extents."""
         if any(env[name] != value for name, value in self.fixed.items()):

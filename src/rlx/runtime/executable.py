@@ -364,12 +364,14 @@ class Executable(Enqueuing, Weighted, Observable):
     def specialize(self, extents: Mapping[str, int], at_least: float = 1.05) -> Specialization:
         """Compile a program for single values of extents, and keep it if it is faster than the one for all values.
 
-        Both are measured on zeros, in turn, for about a second. Runs with other extents go on with the program for all
-        values. A program for single values is part of this object and of its packages, not of the cache on disk. The
-        runs do not count: random numbers and states are as before.
+        Both are measured on zeros, in turn, for about a second, in which other runs wait. Runs with other extents go on
+        with the program for all values; of several programs that may run, the one for most single values does. They
+        are part of this object and of its packages, not of the cache on disk. The runs do not count: random numbers and
+        states are as before.
 
         Args:
-            extents: values of symbols. Symbols that are left out stay open; they are measured at their bounds.
+            extents: values of symbols of the inputs. Symbols that are left out stay open, and are measured at their
+                bounds.
             at_least: how many times as fast it must be to be kept; 0 keeps it in any case.
 
         Returns:
@@ -379,38 +381,48 @@ class Executable(Enqueuing, Weighted, Observable):
             UsageError: a name or value is wrong, a symbol that is left out has no bound, there is such a program
                 already, or the model was opened from a package.
         """
-        from rlx.runtime.specialize import Specialization, check_extents, measure
+        from rlx.runtime.specialize import (
+            Specialization,
+            check_extents,
+            check_threshold,
+            measure,
+        )
 
-        self._settle()
-        source, policy = self._source, self.rng
-        symbols = self._inputs.symbols() | self.state.symbols()
-        fixed = check_extents(source.name, extents, symbols, source.uppers)
-        if source.saved is not None:
-            raise UsageError(
-                f"{source.name} comes from a package, which holds programs but not the model; specialize the model "
-                "before it is saved"
-            )
         with self._exclusive(), self.state.untouched():
-            if any(v.program.signature.fixed == fixed for v in self._variants):
+            source, policy = self._source, self._rng.policy
+            least = check_threshold(at_least)
+            fixed = check_extents(source.name, extents, self._inputs.symbols(), source.uppers)
+            special = [v for v in self._variants if v.program.signature.is_special]
+            if source.saved is not None:
+                raise UsageError(
+                    f"{source.name} comes from a package, which holds programs but not the model; specialize the model "
+                    "before it is saved"
+                )
+            if any(v.program.signature.fixed == fixed for v in special):
                 raise UsageError(f"{source.name} has a program for {fixed} already")
+            if len(special) >= MAX_VARIANTS:
+                raise UsageError(
+                    f"{source.name} has {MAX_VARIANTS} programs for single values of extents, which is the most"
+                )
             arrays = self._inputs.zeros({}, {**source.uppers, **fixed})
-            general = self._bound(arrays)
-            variant = self._compile(dict(general.env), fixed, exact=True)
-            special = self._bound(arrays)
-            outputs = [np.empty(shape, dtype) for shape, dtype in special.outputs]
+            env = self._extents(tuple([a.shape for a in arrays]))
+            general = self._binding(self._variant(env, special=False), env)
+            made = self._compile(env, fixed, exact=True)
             kept = False
             try:
+                self._weights.refresh(made.program.weights)
+                ours = self._binding(made, env)
+                outputs = [np.empty(shape, dtype) for shape, dtype in ours.outputs]
                 times = measure(
                     lambda: self._execute(general, arrays, outputs),
-                    lambda: self._execute(special, arrays, outputs),
+                    lambda: self._execute(ours, arrays, outputs),
                 )
-                found = Specialization(fixed, *times, times[0] >= at_least * times[1])
-                kept = found.kept
+                kept = times[0] >= least * times[1]
             finally:
+                self._rng.restart(policy)
                 if not kept:
-                    self._drop(variant)
-        self.rng = policy
-        return found
+                    self._drop(made)
+        return Specialization(fixed, *times, kept)
 
     def _run(self, arrays: list[Array]) -> list[Array]:
         with self._lock:
@@ -592,8 +604,18 @@ class Executable(Enqueuing, Weighted, Observable):
             raise UsageError(f"{name} is closed")
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> Binding:
-        env = self.state.extents(self._inputs.environment(key), self._source.uppers)
-        variant = self._variant(env)
+        env = self._extents(key)
+        binding = self._binding(self._variant(env), env)
+        self._bindings[key] = binding
+        if len(self._bindings) > _MAX_BINDINGS:
+            self._bindings.popitem(last=False)
+        return binding
+
+    def _extents(self, key: tuple[tuple[int, ...], ...]) -> dict[str, int]:
+        return self.state.extents(self._inputs.environment(key), self._source.uppers)
+
+    def _binding(self, variant: Variant, env: dict[str, int]) -> Binding:
+        self._grow(variant, env)
         declared = variant.program.signature.outputs
         outputs = [
             (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
@@ -603,23 +625,27 @@ class Executable(Enqueuing, Weighted, Observable):
         compiled = variant.program.compiled
         fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
         plain = self.state.running(compiled, fed)
-        binding = Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
-        self._bindings[key] = binding
-        if len(self._bindings) > _MAX_BINDINGS:
-            self._bindings.popitem(last=False)
-        return binding
+        return Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
 
-    def _variant(self, env: dict[str, int]) -> Variant:
-        # The one for most values of these extents first.
-        for variant in sorted(self._variants, key=lambda v: -len(v.program.signature.fixed)):
-            if variant.program.signature.fits(env):
-                self._grow(variant, env)
+    def _variant(self, env: dict[str, int], *, special: bool = True) -> Variant:
+        """Return what runs with these extents, first of all a program for their single values if `special`."""
+        fitting = [
+            v
+            for v in self._variants
+            if v.program.signature.fits(env) and (special or not v.program.signature.is_special)
+        ]
+        saved = () if self._source.saved is None else self._source.saved.special
+        ranks = [s.rank for s in saved if s.fits(env)]
+        if fitting:
+            variant = min(fitting, key=lambda v: v.program.signature.rank)
+            if variant.program.signature.rank <= min(ranks, default=variant.program.signature.rank):
                 self._weights.refresh(variant.program.weights)
                 if variant is not self._variants[0]:
                     self._variants.remove(variant)
                     self._variants.insert(0, variant)
                 return variant
-        if len(self._variants) >= MAX_VARIANTS:
+        general = sum(not v.program.signature.is_special for v in self._variants)
+        if general >= MAX_VARIANTS and not saved:
             raise UsageError(
                 f"{self._source.name} was compiled {MAX_VARIANTS} times for different assumptions about its extents; "
                 f"give fixed extents with dims= (now {env})"

@@ -337,6 +337,12 @@ class Package:
         """Return what runs of the first program look like."""
         return self._read(lambda: signature_from_data(self.head["programs"][0]))
 
+    def special(self) -> list[Signature]:
+        """Return those of programs for single values of extents."""
+        return self._read(
+            lambda: [s for d in self.head["programs"] if (s := signature_from_data(d)).is_special]
+        )
+
     def params(self) -> dict[str, Default]:
         """Return the model's params; their data is read when it is asked for."""
         return self._read(self._params)
@@ -361,17 +367,19 @@ class Package:
             raise ParseError(f"{self._name} does not read: {kind}: {error!s:.200}") from error
 
     def _restore(self, env: Mapping[str, int]) -> Restored | None:
-        for number, data in enumerate(self.head["programs"]):
-            signature = signature_from_data(data)
-            if signature.fits(env):
-                plan = self._plan(number)
-                derived = {n: self._derived(number, n) for n in plan.recipes}
-                blobs = [self._section(int(b)) for b in data["blobs"]]
-                saved = SavedGraph(data["compiled"], blobs)
-                compiled = self._backend.restore(saved, self._target, self._options)
-                report = [str(line) for line in data["report"]]
-                return Restored(compiled, signature, report, plan, self._params(), derived)
-        return None
+        programs = self.head["programs"]
+        signatures = [signature_from_data(data) for data in programs]
+        fitting = [n for n, signature in enumerate(signatures) if signature.fits(env)]
+        if not fitting:
+            return None
+        number = min(fitting, key=lambda n: signatures[n].rank)
+        data, plan = programs[number], self._plan(number)
+        derived = {n: self._derived(number, n) for n in plan.recipes}
+        blobs = [self._section(int(b)) for b in data["blobs"]]
+        saved = SavedGraph(data["compiled"], blobs)
+        compiled = self._backend.restore(saved, self._target, self._options)
+        report = [str(line) for line in data["report"]]
+        return Restored(compiled, signatures[number], report, plan, self._params(), derived)
 
     def _interface(self) -> tuple[list[tuple[str, DType, tuple[Dim, ...]]], dict[str, int]]:
         inputs = [

@@ -41,11 +41,13 @@ class Saved:
 
     Attributes:
         signature: of the first one.
-        restore: extents -> a program that may run with them, if there is one.
+        restore: extents -> a program that may run with them, if there is one; the most special one.
+        special: signatures of programs for single values of extents.
     """
 
     signature: Signature
     restore: Callable[[Mapping[str, int]], Restored | None]
+    special: Sequence[Signature] = ()
 
 
 @dataclass

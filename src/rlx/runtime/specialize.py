@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isnan
+from operator import index
 from statistics import median
 from time import perf_counter
+from typing import Any, cast
 
 from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import UsageError
 
-__all__ = ["Specialization", "check_extents", "measure"]
+__all__ = ["Specialization", "check_extents", "check_threshold", "measure"]
 
 _MOST_RUNS = 31
 _LEAST_RUNS = 3
@@ -41,31 +44,49 @@ class Specialization:
 
 
 def check_extents(
-    model: str, extents: Mapping[str, int], symbols: set[str], bounds: Mapping[str, int]
+    model: str, extents: Any, symbols: set[str], bounds: Mapping[str, int]
 ) -> dict[str, int]:
     """Return extents to specialise for.
 
     Raises:
-        UsageError: there are none, one is no symbol of the model, or no extent, or a symbol has neither a value nor a
+        UsageError: there are none, one is no symbol of the inputs, or no extent, or a symbol has neither a value nor a
             bound.
     """
-    if not extents:
-        raise UsageError(f"specialize takes values of {', '.join(sorted(symbols)) or 'symbols'}")
-    for name, value in extents.items():
+    if not isinstance(extents, Mapping) or not extents:
+        raise UsageError(
+            f"specialize takes a dict with values of {', '.join(sorted(symbols)) or 'symbols'}, not {extents!r}"
+        )
+    found: dict[str, int] = {}
+    for name, value in cast("Mapping[Any, Any]", extents).items():
         if name not in symbols:
             raise UsageError(
-                f"{model} has no symbol {name!r}.{did_you_mean(name, symbols)} It has "
+                f"the inputs of {model} have no symbol {name!r}.{did_you_mean(str(name), symbols)} They have "
                 f"{', '.join(sorted(symbols)) or 'none'}"
             )
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        try:
+            found[name] = 0 if isinstance(value, bool) else index(value)
+        except TypeError:
+            found[name] = 0
+        if found[name] < 1:
             raise UsageError(f"an extent is an int of at least 1, not {name}={value!r}")
-    missing = sorted(symbols - extents.keys() - bounds.keys())
+    missing = sorted(symbols - found.keys() - bounds.keys())
     if missing:
         raise UsageError(
             f"specialize needs a value of {', '.join(missing)} too, or bounds with "
             f"dims={{{', '.join(f'{n!r}: ...' for n in missing)}}}"
         )
-    return dict(extents)
+    return found
+
+
+def check_threshold(at_least: Any) -> float:
+    """Return how many times as fast a program must be.
+
+    Raises:
+        UsageError: it is no number.
+    """
+    if not isinstance(at_least, (int, float)) or isinstance(at_least, bool) or isnan(at_least):
+        raise UsageError(f"at_least is a number, not {at_least!r}")
+    return float(at_least)
 
 
 def measure(first: Callable[[], None], second: Callable[[], None]) -> tuple[float, float]:

@@ -65,6 +65,7 @@ def check(
     found = right.run(model, inputs)
     if isinstance(left, Setting):
         return differences(left.run(model, inputs), found, tolerance)
+    _check_stored(left)
     unknown = [n for n in left if n not in found]
     if unknown:
         raise UsageError(
@@ -73,14 +74,23 @@ def check(
     return differences(_all_typed(left, found), found, tolerance)
 
 
-def _all_typed(stored: Mapping[str, Array], like: Mapping[str, Array]) -> dict[str, Array]:
-    return {name: _typed(array, like[name]) for name, array in stored.items()}
+def _check_stored(stored: object) -> None:
+    if not isinstance(stored, Mapping):
+        raise UsageError(
+            f"one side is a Setting or stored arrays by name, not a {type(stored).__name__}"
+        )
+    if not stored:
+        raise UsageError("there are no stored values to compare with")
+
+
+def _all_typed(stored: Mapping[str, Any], like: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: _typed(np.asarray(array), like[name]) for name, array in stored.items()}
 
 
 def _typed(stored: Array, like: Array) -> Array:
     """Return a stored array in the dtype it had: files name bf16 and fp8 only as so many bytes."""
     opaque = stored.dtype.kind == "V" and stored.dtype.itemsize == like.dtype.itemsize
-    return stored.view(like.dtype) if opaque else stored
+    return stored.view(like.dtype) if opaque else stored.astype(stored.dtype.newbyteorder("="))
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,8 @@ def bisect(
 
     Stored values may be of outputs, and of any values or nodes between. The first of them, in the order of the graph,
     that the right side does not give is looked at: where the reference gives it, the search goes on between the
-    reference and the right side; where it does not, its node is the finding.
+    reference and the right side; where it does not, or agrees with both, its node is the
+    finding.
 
     Args:
         model: any executable of it.
@@ -154,6 +165,7 @@ def bisect(
     """
     if isinstance(left, Setting):
         return _Search(model, inputs, left, right, tolerance).run()
+    _check_stored(left)
     return _bisect_stored(model, inputs, left, right, tolerance)
 
 
@@ -190,13 +202,17 @@ def _bisect_stored(
     with model.derive(alone) as part:
         search = _Search(part, inputs, oracle, right, tolerance, runs=2)
         if difference(first.name, expected[first.name], meant, tolerance) is None:
-            return search.run()
+            finding = search.run()
+            if finding is not None:
+                return finding
         node = nodes[first.name]
         if node is None:
             raise UsageError(
                 f"stored value {first.name!r} differs, and no node computes it: it is an input, weight or constant"
             )
-        guilty = _STORED if difference("", meant, found[first.name], tolerance) is None else ""
+        right_holds = difference("", meant, found[first.name], tolerance) is None
+        stored_holds = difference("", meant, expected[first.name], tolerance) is None
+        guilty = _STORED if right_holds and not stored_holds else ""
         types = ", ".join("none" if o is None else str(o.type) for o in node.operands)
         kernels = ("", search.kernel(right, node))
         return Finding(

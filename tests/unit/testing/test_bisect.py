@@ -204,6 +204,32 @@ def test_stored_values_that_the_model_does_not_mean() -> None:
         bisect(model, inputs, {"s5x": golden["s4"]}, _FAST)
 
 
+def test_stored_values_and_computed_ones_on_either_side_of_the_reference() -> None:
+    model, inputs = _model(6, _ATAN), _inputs()
+    exact = _PLAIN.run(model, inputs)["y"]
+    tolerance = float(np.abs(_FAST.run(model, inputs)["y"] - exact).max() / np.abs(exact).max())
+    for sign in (1, -1):
+        golden = exact + sign * np.float32(0.9 * max(tolerance, 1e-7)) * np.abs(exact).max()
+        differ = check(model, inputs, {"y": golden}, _FAST, max(tolerance, 1e-7))
+        found = bisect(model, inputs, {"y": golden}, _FAST, max(tolerance, 1e-7))
+        assert (found is None) == (differ == [])
+
+
+@pytest.mark.parametrize("stored", [[1.0], None, {}])
+def test_what_is_no_stored_value_is_refused(stored: Any) -> None:
+    model, inputs = _model(0, _ATAN, blocks=1), _inputs()
+    for compare in (check, bisect):
+        with pytest.raises(rlx.UsageError, match="stored"):
+            compare(model, inputs, stored, _FAST)
+
+
+def test_stored_values_of_another_byte_order() -> None:
+    model, inputs = _model(0, _ATAN, blocks=1), _inputs()
+    golden = {n: a.astype(">f4") for n, a in _FAST.run(model, inputs).items()}
+    assert bisect(model, inputs, golden, _FAST) is None
+    assert check(model, inputs, golden, _FAST) == []
+
+
 def test_the_search_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = _model(37, _ATAN, blocks=60), _inputs()
     _kernel(monkeypatch)

@@ -135,9 +135,8 @@ class PackConvQuads(Op):
         split = w.reshape(self.groups, columns, channels, prod(w.shape[2:]))
         split = np.pad(split, ((0, 0), (0, 0), (0, -channels % 4), (0, 0)))
         split = split.reshape(self.groups, columns, -1, 4, split.shape[3]).transpose(0, 4, 2, 1, 3)
-        elements = np.ascontiguousarray(split).view(np.int32)[..., 0]
-        packed = np.ascontiguousarray(pack_columns(elements, self.lanes, self.width))
-        return packed.view(np.int8).reshape(self.groups, -1, 4)
+        # By any element type: what reads weights back packs the numbers of their elements.
+        return np.stack([pack_columns(split[..., i], self.lanes, self.width) for i in range(4)], -1)
 
 
 @op("cpu.packed_quantized_conv")

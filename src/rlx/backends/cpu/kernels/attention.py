@@ -222,12 +222,16 @@ class _Tile:
                 for j in range(self.vectors):
                     place = f.offset(line, loop.index + j * self.lanes, F32)
                     value = vmath.softmax_exp(f, f.load(self.vector, place) - top)
-                    if self.spec.masked_row == "nan_to_zeros":
-                        value = f.select(value.is_nan(), zero, value)
                     f.store(value, place)
                     current.append(loop.carry[j] + value)
                 loop.next(*current)
-            f.ret(f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b)))
+            total = f.reduce_add(f.combine_all(loop.out, lambda a, b: a + b))
+            if self.spec.masked_row == "nan_to_zeros":
+                with f.if_(total.is_nan()), f.loop(0, seen, self.lanes) as loop:
+                    f.store(zero, f.offset(line, loop.index, F32))
+                    loop.next()
+                total = f.select(total.is_nan(), f.f32(0.0), total)
+            f.ret(total)
         return f
 
     def _factors(self, f: Function, sums: list[Value], keys: Value) -> list[Value]:
