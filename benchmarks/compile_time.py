@@ -72,7 +72,7 @@ def measure(nodes: int) -> dict[str, float | int]:
     plan = plan_memory(program.compiled.program, {})  # pyright: ignore[reportAttributeAccessIssue]
     planned = time.perf_counter()
     thunks = program.compiled.program.thunks  # pyright: ignore[reportAttributeAccessIssue]
-    kernels = {t.kernel.symbol for t in thunks if t.kernel is not None}
+    kernels = {t.kernel for t in thunks if t.kernel is not None}
     return {
         "nodes": total,
         "thunks": len(thunks),
