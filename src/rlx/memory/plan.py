@@ -160,7 +160,8 @@ def _place_best(buffers: list[_Buffer], lower_bound: int) -> int:
         lambda b: (b.first - b.last, -b.size),
     ]
     best, kept, order = -1, [0] * len(buffers), buffers
-    for key in orders if len(buffers) <= _FEW else orders[:2]:
+    few = len(buffers) <= _FEW
+    for key in orders if few else orders[:2]:
         candidate = sorted(buffers, key=key)
         size = _place(candidate)
         if best < 0 or size < best:
@@ -171,9 +172,11 @@ def _place_best(buffers: list[_Buffer], lower_bound: int) -> int:
         size = _place(sorted(buffers, key=lambda b: b.first), lower_bound)
         if size < best:
             best, kept = size, [b.offset for b in buffers]
-        elif order is not buffers:
+        elif few and order is not buffers:
             _place(order)  # the search starts from its offsets
-    if best > lower_bound * _GOOD_ENOUGH:
+    if (
+        few and best > lower_bound * _GOOD_ENOUGH
+    ):  # a handful of moves among many buffers changes nothing
         best, kept = _search(buffers, order, (best, kept), lower_bound)
     for buffer, offset in zip(buffers, kept, strict=True):
         buffer.offset = offset
