@@ -62,6 +62,7 @@ def check(
     Raises:
         UsageError: a stored output is none of the model's.
     """
+    _check_tolerance(tolerance)
     found = right.run(model, inputs)
     if isinstance(left, Setting):
         return differences(left.run(model, inputs), found, tolerance)
@@ -72,6 +73,11 @@ def check(
             f"stored output {unknown[0]!r} is none of the model's, which are {', '.join(found)}"
         )
     return differences(_all_typed(left, found), found, tolerance)
+
+
+def _check_tolerance(tolerance: float | None) -> None:
+    if tolerance is not None and not tolerance >= 0:
+        raise UsageError(f"a tolerance is a number of at least 0, not {tolerance!r}")
 
 
 def _check_stored(stored: object) -> None:
@@ -163,6 +169,7 @@ def bisect(
         UsageError: the outputs differ, but nothing that can be looked at in front of them does; a stored value is none
             of the model's.
     """
+    _check_tolerance(tolerance)
     if isinstance(left, Setting):
         return _Search(model, inputs, left, right, tolerance).run()
     _check_stored(left)

@@ -223,6 +223,14 @@ def test_what_is_no_stored_value_is_refused(stored: Any) -> None:
             compare(model, inputs, stored, _FAST)
 
 
+@pytest.mark.parametrize("tolerance", [-1.0, float("nan")])
+def test_a_tolerance_that_is_none_is_refused(tolerance: float) -> None:
+    model, inputs = _model(0, _ATAN, blocks=1), _inputs()
+    for compare in (check, bisect):
+        with pytest.raises(rlx.UsageError, match="at least 0"):
+            compare(model, inputs, _PLAIN, _FAST, tolerance)
+
+
 def test_stored_values_of_another_byte_order() -> None:
     model, inputs = _model(0, _ATAN, blocks=1), _inputs()
     golden = {n: a.astype(">f4") for n, a in _FAST.run(model, inputs).items()}
