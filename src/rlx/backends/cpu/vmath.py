@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from rlx.backends.cpu.builder import Function, Value
 from rlx.backends.cpu.lltypes import F32, F64, Type, int_type
+from rlx.backends.cpu.vpieces import erf_by_pieces
 from rlx.backends.cpu.vpoly import apply_f64, libm, polynomial
 from rlx.backends.cpu.vtrig import acos, asin, atan, atan2, cos, sin, tan
 from rlx.expr.approximations import ERF32_BORDER, ERF32_LIMIT, ERF32_SMALL, ERF32_TAIL
@@ -476,6 +477,8 @@ def erf(f: Function, x: Value) -> Value:
 
 
 def _erf32(f: Function, x: Value) -> Value:
+    if f.isa.has_avx512:
+        return erf_by_pieces(f, x)
     a = _clamp(f, f.abs(x), None, ERF32_LIMIT)
     _, shifted, r = _reduce(f, polynomial(f, a, ERF32_TAIL) * a)
     # The power is at least 2^-25: adding it to the exponent field multiplies. A NaN takes the other range.

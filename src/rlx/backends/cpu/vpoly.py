@@ -5,15 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlx.backends.cpu.builder import Function, Value
+from rlx.backends.cpu.builder import Function, Operand, Value
 from rlx.backends.cpu.lltypes import F64
 
 __all__ = ["apply_f64", "libm", "polynomial"]
 
 
-def polynomial(f: Function, x: Value, coefficients: Sequence[float]) -> Value:
+def polynomial(f: Function, x: Value, coefficients: Sequence[Operand]) -> Value:
     """Evaluate c[0] + c[1] x + c[2] x^2 + ... by Horner's rule, one fma a term."""
-    total = f.const(coefficients[-1], x.type)
+    total = f.lift(coefficients[-1], x.type)
     for c in reversed(coefficients[:-1]):
         total = f.fma(total, x, c)
     return total
