@@ -52,6 +52,12 @@ def inspect(
             ("name", "dtype", "shape"),
             [(s.name, s.dtype, list(s.shape)) for s in loaded.inputs],
         )
+        if loaded.state:
+            show_table(
+                "States",
+                ("name", "dtype", "shape"),
+                [(n, s.dtype, list(s.shape)) for n, s in loaded.state.items()],
+            )
         if missing:
             console.print(
                 f"extents without a bound are taken as 1 here: {', '.join(missing)} (use --dim)"

@@ -182,7 +182,8 @@ class LoweringContext:
         known = dict.fromkeys(
             ValueInfo(slot, value.type.dtype, value.type.shape, name) for value, slot, name in held
         )
-        self.program.values = list(known)
+        named = {info[:3] for info in known if info.name}
+        self.program.values = [info for info in known if info.name or info[:3] not in named]
 
     @property
     def position(self) -> int:

@@ -48,10 +48,10 @@ class Attention(Op):
     / softcap).
 
     The scores of keys that a bool mask or `causal` hides are replaced, not added to, so NaN in such
-    a key does not reach the probabilities. NaN in its row of v does reach the result, as 0 * NaN. A
-    key hidden by a float mask of
-    -inf is poisonous either way. The softmax subtracts the row's maximum; f16 and bf16 compute in
-    f32.
+    a key does not reach the probabilities. NaN and infinities in its row of v do reach the result,
+    as 0 * NaN; but of keys that `causal` hides, kernels read only those that a neighbouring query
+    sees, so there a backend may leave them out. A key hidden by a float mask of -inf is poisonous
+    either way. The softmax subtracts the row's maximum; f16 and bf16 compute in f32.
 
     Attributes:
         scale: factor of the scores.

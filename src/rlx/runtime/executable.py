@@ -10,9 +10,8 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from logging import getLogger
 from pathlib import Path
-from time import perf_counter
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,24 +23,24 @@ from rlx.backends.protocol import (
 )
 from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
-from rlx.base.errors import OutOfMemoryError, UsageError
+from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
-from rlx.base.pages import give_back, release_free_memory
-from rlx.base.rng import RNG_INPUT, RngPolicy
+from rlx.base.pages import release_free_memory
+from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
-from rlx.runtime.cache import MAX_VARIANTS, ProgramCache
 from rlx.runtime.enqueue import Enqueuing
-from rlx.runtime.entry import Restored, Signature
+from rlx.runtime.entry import Signature
 from rlx.runtime.forks import watch_forks
 from rlx.runtime.inputs import Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Discarded, Request
 from rlx.runtime.params import Params
 from rlx.runtime.program import Binding, Program, Variant
-from rlx.runtime.queue import RunQueue
+from rlx.runtime.queue import RunQueue, Turn
 from rlx.runtime.rng import RunKeys
-from rlx.runtime.source import Source, closed_build, defaults_of, param_reader
+from rlx.runtime.source import Source, closed_build
 from rlx.runtime.state import States
+from rlx.runtime.variants import Maker, Variants
 from rlx.runtime.weighted import Weighted
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Executable", "Program", "TensorSpec"]
 
-_LOG = getLogger("rlx")
 _MAX_BINDINGS = 256
 
 
@@ -78,12 +76,10 @@ class Executable(Enqueuing, Weighted, Observable):
         like: Executable | None = None,
     ) -> None:
         self._rng = RunKeys(RngPolicy() if rng is None else rng)
-        self._backend = backend
-        self._target = target
-        self._options = options
+        self._maker = Maker(backend, target, options)
         self._lock = threading.RLock()
-        self._queue = RunQueue(source.name)
-        self._variants: list[Variant] = []
+        self._turn = Turn()
+        self._queue = RunQueue(source.name, self._turn)
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], Binding] = OrderedDict()
         self._weights = Params(source.name, source.read_params)
         if source.params:
@@ -91,7 +87,7 @@ class Executable(Enqueuing, Weighted, Observable):
             source.params.clear()
         self._discarded = Discarded()
         self._last: Binding | None = None
-        self._running = self._closed = self._forked = self._viewed = False
+        self._closed = self._forked = self._viewed = False
         self._declare(source)
         watch_forks(self)
         if like is not None:
@@ -99,8 +95,7 @@ class Executable(Enqueuing, Weighted, Observable):
         elif source.saved is not None:
             self._set_outputs(source.saved.signature)  # linking waits for the first run
         elif not self._unbounded():
-            hints = dict(source.uppers)
-            self._compile(hints, {})
+            self._variants.compile(source.uppers, {})
 
     def _declare(self, source: Source) -> None:
         """Take inputs, states and, once something is compiled, outputs from a source."""
@@ -110,14 +105,24 @@ class Executable(Enqueuing, Weighted, Observable):
         self.state = States(
             source.name,
             source.states,
-            self._backend,
-            self._target,
+            self._maker.backend,
+            self._maker.target,
             self._exclusive,
             self._bindings.clear,
         )
         self._outputs: list[TensorSpec] | None = None
         self._output_names: list[str] = []
         self._result_type: Any = None
+        self._variants = self._new_variants()
+
+    def _new_variants(self) -> Variants:
+        return Variants(self._source, self._maker, self._weights, self._programs_changed)
+
+    def _programs_changed(self) -> None:
+        self._bindings.clear()
+        self._last = None
+        if self._outputs is None and self._variants:
+            self._set_outputs(self._variants.latest.program.signature)
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -152,7 +157,7 @@ class Executable(Enqueuing, Weighted, Observable):
             raise UsageError(
                 f"{self._source.name} is compiled on the first call; use `warmup` to force it"
             )
-        return self._variants[0].program
+        return self._variants.latest.program
 
     @property
     def rng(self) -> RngPolicy:
@@ -203,11 +208,11 @@ class Executable(Enqueuing, Weighted, Observable):
                 before, feeds, None if self._outputs is None else self._output_names
             )
             self.state.close()
-            self._forget_programs()
+            self._variants.clear()
             self._declare(source)
             try:
                 if not self._unbounded():
-                    self._compile(dict(source.uppers), {})
+                    self._variants.compile(source.uppers, {})
             except BaseException:
                 self._declare(before)
                 raise
@@ -229,23 +234,22 @@ class Executable(Enqueuing, Weighted, Observable):
         with self._exclusive():
             values = self.state.values_now() if with_state else None
             twin = Executable(
-                self._source, self._backend, self._target, self._options, self.rng, like=self
+                self._source,
+                self._maker.backend,
+                self._maker.target,
+                self._maker.options,
+                self.rng,
+                like=self,
             )
         if values is not None:
             twin.state.restore(values)
         return twin
 
     def _become(self, other: Executable) -> None:
-        """Take over the variants of another executable whose lock is held."""
+        """Take over the programs of another executable whose lock is held."""
         self._weights = other._weights.clone()
-        for variant in other._variants:
-            program = variant.program
-            compiled = program.compiled.clone()
-            weights = self._weights.twin(program.weights, compiled)
-            twin = replace(program, compiled=compiled, weights=weights)
-            self._variants.append(Variant(twin, dict(variant.uppers), is_planned=False))
-        if self._variants:
-            self._set_outputs(self.program.signature)
+        self._variants = self._new_variants()
+        self._variants.adopt(other._variants)
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the compiled model to a file that `rlx.open` runs in place, on a processor like this one.
@@ -281,7 +285,8 @@ class Executable(Enqueuing, Weighted, Observable):
                 self._weights,
                 self._source.states,
             )
-            return write_package(Path(path), contents, self._backend, self._target, self._options)
+            maker = self._maker
+            return write_package(Path(path), contents, maker.backend, maker.target, maker.options)
 
     def trim(self) -> None:
         """Give back memory that the next run can allocate again: intermediate values and what is kept per shape.
@@ -292,10 +297,7 @@ class Executable(Enqueuing, Weighted, Observable):
             self._bindings.clear()
             self._discarded.clear()
             self._last = None
-            for variant in self._variants:
-                variant.program.compiled.trim()
-                variant.is_planned = False
-                variant.uppers = {n: self._source.uppers.get(n, 1) for n in variant.uppers}
+            self._variants.trim()
         release_free_memory()
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -392,22 +394,11 @@ class Executable(Enqueuing, Weighted, Observable):
             source, policy = self._source, self._rng.policy
             least = check_threshold(at_least)
             fixed = check_extents(source.name, extents, self._inputs.symbols(), source.uppers)
-            special = [v for v in self._variants if v.program.signature.is_special]
-            if source.saved is not None:
-                raise UsageError(
-                    f"{source.name} comes from a package, which holds programs but not the model; specialize the model "
-                    "before it is saved"
-                )
-            if any(v.program.signature.fixed == fixed for v in special):
-                raise UsageError(f"{source.name} has a program for {fixed} already")
-            if len(special) >= MAX_VARIANTS:
-                raise UsageError(
-                    f"{source.name} has {MAX_VARIANTS} programs for single values of extents, which is the most"
-                )
+            self._variants.check_room(fixed)
             arrays = self._inputs.zeros({}, {**source.uppers, **fixed})
             env = self._extents(tuple([a.shape for a in arrays]))
-            general = self._binding(self._variant(env, special=False), env)
-            made = self._compile(env, fixed, exact=True)
+            general = self._binding(self._variants.choose(env, special=False), env)
+            made = self._variants.compile(env, fixed, exact=True)
             kept = False
             try:
                 self._weights.refresh(made.program.weights)
@@ -421,7 +412,7 @@ class Executable(Enqueuing, Weighted, Observable):
             finally:
                 self._rng.restart(policy)
                 if not kept:
-                    self._drop(made)
+                    self._variants.drop(made)
         return Specialization(fixed, *times, kept)
 
     def _run(self, arrays: list[Array]) -> list[Array]:
@@ -444,16 +435,16 @@ class Executable(Enqueuing, Weighted, Observable):
         return handed
 
     def _execute(self, binding: Binding, arrays: list[Array], targets: list[Array]) -> None:
-        """Run with the lock held, which lets the thread that holds it in again: that is what `_running` is for."""
+        """Run with the lock held, which lets the thread that holds it in again: that is what the turn is for."""
         if self._viewed:
             from rlx.runtime.slots import refuse_views
 
             refuse_views(binding.compiled, (*arrays, *targets))
         try:
-            self._running, self._last = True, binding
+            self._turn.thread, self._last = get_ident(), binding
             binding.run(arrays, targets, binding.env)
         finally:
-            self._running = False
+            self._turn.thread = None
 
     def slots(self) -> list[SlotRecord]:
         """Return every value that the program stores, with its bytes as an array.
@@ -471,9 +462,9 @@ class Executable(Enqueuing, Weighted, Observable):
         with self._exclusive():
             self._viewed = True
             compiled, last = self.program.compiled, self._last
-            variant = self._variants[0]
+            variant = self._variants.latest
             if last is None or last.compiled is not compiled or not variant.is_planned:
-                self._grow(variant, variant.uppers)
+                self._variants.grow(variant, variant.uppers)
                 return slot_records(compiled, variant.uppers, self._source.name)
             return slot_records(compiled, last.env, self._source.name)
 
@@ -481,7 +472,7 @@ class Executable(Enqueuing, Weighted, Observable):
 
     @property
     def _title(self) -> tuple[str, str]:
-        return self._source.name, self._target.name
+        return self._source.name, self._maker.target.name
 
     @contextmanager
     def _prepared(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Generator[Call]:
@@ -512,7 +503,7 @@ class Executable(Enqueuing, Weighted, Observable):
         program = self.program
         return ModelReport.of(
             self._title,
-            (self.inputs, self.outputs, program.signature.guards),
+            (self.inputs, self._source.states, self.outputs, program.signature.guards),
             program.compiled,
             program.report,
             program.seconds,
@@ -566,9 +557,9 @@ class Executable(Enqueuing, Weighted, Observable):
                 source.read_params = self._weights.known
         made = Executable(
             source,
-            backend or self._backend,
-            target or self._target,
-            options or self._options,
+            backend or self._maker.backend,
+            target or self._maker.target,
+            options or self._maker.options,
             rng=self.rng,
         )
         if shared:
@@ -594,8 +585,7 @@ class Executable(Enqueuing, Weighted, Observable):
     def _check_usable(self) -> None:
         """Raise unless it may run now. The lock is held."""
         name = self._source.name
-        if self._running:
-            raise UsageError(f"{name} is running: a run cannot use it again from its middle")
+        self._turn.check(name)
         if self._forked:
             raise UsageError(
                 f"{name} was in use by another thread when this process was forked; load or compile it again here"
@@ -605,7 +595,7 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def _bind(self, key: tuple[tuple[int, ...], ...]) -> Binding:
         env = self._extents(key)
-        binding = self._binding(self._variant(env), env)
+        binding = self._binding(self._variants.choose(env), env)
         self._bindings[key] = binding
         if len(self._bindings) > _MAX_BINDINGS:
             self._bindings.popitem(last=False)
@@ -615,7 +605,7 @@ class Executable(Enqueuing, Weighted, Observable):
         return self.state.extents(self._inputs.environment(key), self._source.uppers)
 
     def _binding(self, variant: Variant, env: dict[str, int]) -> Binding:
-        self._grow(variant, env)
+        self._variants.grow(variant, env)
         declared = variant.program.signature.outputs
         outputs = [
             (tuple(_extent(d, env) for d in shape), dtype.numpy) for _, dtype, shape in declared
@@ -626,145 +616,6 @@ class Executable(Enqueuing, Weighted, Observable):
         fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
         plain = self.state.running(compiled, fed)
         return Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
-
-    def _variant(self, env: dict[str, int], *, special: bool = True) -> Variant:
-        """Return what runs with these extents, first of all a program for their single values if `special`."""
-        fitting = [
-            v
-            for v in self._variants
-            if v.program.signature.fits(env) and (special or not v.program.signature.is_special)
-        ]
-        saved = () if self._source.saved is None else self._source.saved.special
-        ranks = [s.rank for s in saved if s.fits(env)]
-        if fitting:
-            variant = min(fitting, key=lambda v: v.program.signature.rank)
-            if variant.program.signature.rank <= min(ranks, default=variant.program.signature.rank):
-                self._weights.refresh(variant.program.weights)
-                if variant is not self._variants[0]:
-                    self._variants.remove(variant)
-                    self._variants.insert(0, variant)
-                return variant
-        general = sum(not v.program.signature.is_special for v in self._variants)
-        if general >= MAX_VARIANTS and not saved:
-            raise UsageError(
-                f"{self._source.name} was compiled {MAX_VARIANTS} times for different assumptions about its extents; "
-                f"give fixed extents with dims= (now {env})"
-            )
-        fixed = {name: value for name, value in env.items() if value < 1}
-        variant = self._compile(env, fixed, is_call=True)
-        self._weights.refresh(variant.program.weights)
-        return variant
-
-    def _grow(self, variant: Variant, env: Mapping[str, int]) -> None:
-        grown = {
-            n: max(env[n], 2 * variant.uppers[n])
-            for n in variant.uppers
-            if env[n] > variant.uppers[n]
-        }
-        if grown or not variant.is_planned:
-            uppers = {**variant.uppers, **grown}
-            try:
-                variant.program.compiled.plan(uppers)
-            except OutOfMemoryError:  # room to grow is a wish
-                uppers = {n: max(env[n], u) for n, u in variant.uppers.items()}
-                variant.program.compiled.plan(uppers)
-            # Not before the plan holds: what interrupts it leaves the old bounds.
-            variant.uppers, variant.is_planned = uppers, True
-
-    def _compile(
-        self,
-        env: Mapping[str, int],
-        fixed: dict[str, int],
-        *,
-        is_call: bool = False,
-        exact: bool = False,
-    ) -> Variant:
-        """Compile a variant, or find it in the cache unless it is to be for `exact`ly the fixed extents."""
-        source = self._source
-        uppers = {n: max(v, source.uppers.get(n, 0)) for n, v in env.items() if n not in fixed}
-        program = None if exact else self._restore(env, fixed, uppers)
-        if program is None:
-            cache = None if exact or source.changed() else source.cache
-            program = self._build(env, fixed, uppers, cache, is_call=is_call)
-        variant = Variant(program, uppers)
-        self._variants.insert(0, variant)
-        self._bindings.clear()
-        signature = program.signature
-        if len(self._variants) > 1:
-            guards = "; ".join(map(str, signature.guards)) or f"extents {fixed}"
-            count = len(self._variants)
-            _LOG.info("%s: compiled variant %d for %s (%s)", source.name, count, dict(env), guards)
-        if self._outputs is None:
-            self._set_outputs(signature)
-        return variant
-
-    def _restore(
-        self, env: Mapping[str, int], fixed: Mapping[str, int], uppers: Mapping[str, int]
-    ) -> Program | None:
-        """Return a program for these extents from the cache or the package."""
-        source, started = self._source, perf_counter()
-        found: Restored | None = None
-        if source.saved is not None:
-            found = source.saved.restore(env)
-        elif source.cache is not None:
-            found = source.cache.restore(env, param_reader(source.build, env, fixed))
-        if found is None:
-            return None
-        self._weights.declare(found.params)
-        bound = self._weights.bind(found.compiled, found.plan, found.derived)
-        found.compiled.plan(uppers)
-        seconds = {"cache": perf_counter() - started}
-        return Program(found.compiled, found.signature, bound, found.report, seconds)
-
-    def _build(
-        self,
-        env: Mapping[str, int],
-        fixed: Mapping[str, int],
-        uppers: Mapping[str, int],
-        cache: ProgramCache | None,
-        *,
-        is_call: bool,
-    ) -> Program:
-        """Compile a program for these extents and keep it in a cache."""
-        from rlx.runtime.compile import compile_graph
-
-        source = self._source
-        graph = source.build(env, fixed)
-        broken = [g for g in graph.facts.guards if is_call and not g.holds(dict(env))]
-        if broken:  # a graph built by hand keeps the assumptions it was built under
-            raise UsageError(
-                f"{source.name} was built assuming {broken[0]}, which {dict(env)} does not meet"
-            )
-        graph.facts.uppers = dict(uppers)
-        params = defaults_of(graph)
-        self._weights.declare(params if cache is None else cache.identified(params, source.files()))
-        for param in graph.params.values():
-            param.data = None
-        made = compile_graph(graph, self._backend, self._target, self._options)
-        made.compiled.plan(uppers)
-        values = zip(graph.output_names, graph.outputs, strict=True)
-        outputs = [(n, v.type.dtype, v.type.shape) for n, v in values]
-        names = [v.name for v in graph.inputs]
-        rng = names.index(RNG_INPUT) if RNG_INPUT in names else -1
-        signature = Signature(outputs, list(graph.facts.guards), dict(fixed), list(uppers), rng)
-        bound = self._weights.bind(made.compiled, made.weight_plan())
-        if self._weights.is_pristine:
-            self._weights.refresh(bound)
-            if cache is not None and not source.changed():
-                cache.save(
-                    made.compiled,
-                    signature,
-                    source.interface,
-                    self._weights,
-                    bound,
-                    source.files(),
-                    made.report,
-                )
-            for (
-                view
-            ) in source.files().values():  # what was read there is packed, or will be read again
-                give_back(np.frombuffer(view, np.uint8))
-        return Program(made.compiled, signature, bound, made.report, made.seconds, made.graph)
 
     def _set_outputs(self, signature: Signature) -> None:
         names = self._output_names = [n for n, _, _ in signature.outputs]
@@ -786,30 +637,20 @@ class Executable(Enqueuing, Weighted, Observable):
         Raises:
             UsageError: it is called from the middle of a run.
         """
+        if self._turn.is_mine:
+            raise UsageError(f"{self._source.name} is running: it cannot be closed from there")
         self._queue.close()
         with self._lock:
-            if self._running:
-                raise UsageError(f"{self._source.name} is running: it cannot be closed from there")
             if not self._closed:
                 self._closed = True
                 self._bindings.clear()
                 self._discarded.clear()
-                self._forget_programs()
+                self._variants.clear()
                 self._weights.close()
                 self.state.close()
                 # The model, its mapped files and its graph are not needed any more; its name is, for messages.
                 self._source = Source(self._source.name, self._source.inputs, closed_build, {})
-
-    def _forget_programs(self) -> None:
-        for variant in list(self._variants):
-            self._drop(variant)
-
-    def _drop(self, variant: Variant) -> None:
-        self._bindings.clear()
-        self._last = None
-        self._variants.remove(variant)
-        self._weights.release(variant.program.weights)
-        variant.program.compiled.close()
+                self._variants = self._new_variants()
 
     def _weights_changed(self) -> None:
         self._bindings.clear()
@@ -820,7 +661,7 @@ class Executable(Enqueuing, Weighted, Observable):
             self._lock.release()
         else:
             self._lock = threading.RLock()
-            self._running, self._forked = False, True
+            self._turn.thread, self._forked = None, True
 
     def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Any, ...]]:
         """Return how to open it again: by path or content, with the same options, weights and states."""
@@ -843,7 +684,7 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def __repr__(self) -> str:
         inputs = ", ".join(map(str, self.inputs))
-        return f"<Executable {self._source.name} on {self._target.name}: {inputs}>"
+        return f"<Executable {self._source.name} on {self._maker.target.name}: {inputs}>"
 
 
 def _extent(dim: Dim, env: Mapping[str, int]) -> int:

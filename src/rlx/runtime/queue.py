@@ -22,7 +22,7 @@ from weakref import WeakSet
 from rlx.base.errors import DeviceError, UsageError
 from rlx.runtime.forks import watch_forks
 
-__all__ = ["RunFuture", "RunQueue", "Series"]
+__all__ = ["RunFuture", "RunQueue", "Series", "Turn"]
 
 _IDLE_SECONDS = 1.0
 """How long a thread without work stays."""
@@ -30,12 +30,59 @@ _IDLE_SECONDS = 1.0
 Results: TypeAlias = dict[str, Any]
 
 
-class RunFuture(Future[Results]):
-    """The outputs of a run by name, when it has ended. Only a run that has not begun can be cancelled."""
+class Turn:
+    """Which threads an executable occupies: what waits for its runs there would wait for ever.
+
+    Attributes:
+        thread: the one that is in the middle of a run. An operator on the host may try to use the executable there.
+        server: the one that does the runs that were enqueued. Callbacks of futures are called there.
+    """
+
+    __slots__ = ("server", "thread")
 
     def __init__(self) -> None:
+        self.thread: int | None = None
+        self.server: int | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is in the middle of a run."""
+        return self.thread == threading.get_ident()
+
+    def check(self, name: str) -> None:
+        """Raise a UsageError if the calling thread is in the middle of a run.
+
+        Args:
+            name: of the executable.
+        """
+        if self.is_mine:
+            raise UsageError(f"{name} is running: a run cannot use it again from its middle")
+
+    def check_wait(self, name: str) -> None:
+        """Raise a UsageError if the calling thread cannot wait for a run that has not ended.
+
+        Args:
+            name: of the executable.
+        """
+        self.check(name)
+        if self.server == threading.get_ident():
+            raise UsageError(
+                f"{name} does its enqueued runs in this thread: a callback cannot wait for a later one"
+            )
+
+
+class RunFuture(Future[Results]):
+    """The outputs of a run by name, when it has ended. Only a run that has not begun can be cancelled.
+
+    Args:
+        name: of the executable.
+        turn: of the executable.
+    """
+
+    def __init__(self, name: str, turn: Turn) -> None:
         super().__init__()
         self._process = os.getpid()
+        self._name, self._turn = name, turn
 
     def result(self, timeout: float | None = None) -> Results:
         """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
@@ -43,17 +90,20 @@ class RunFuture(Future[Results]):
         Raises:
             CancelledError: it was cancelled, or its executable closed, before it began.
             TimeoutError: it has not ended yet.
-            UsageError: this is a fork of the process whose run it is.
+            UsageError: this is a fork of the process whose run it is, or a thread that the run waits for: an
+                operator of a run before it, or a callback.
         """
-        self._check_process()
+        self._check_here()
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the run raised, if anything; see `result`."""
-        self._check_process()
+        self._check_here()
         return super().exception(timeout)
 
-    def _check_process(self) -> None:
+    def _check_here(self) -> None:
+        if not self.done():
+            self._turn.check_wait(self._name)
         if os.getpid() != self._process:
             raise UsageError(
                 "this run belongs to the process this one was forked from; run it here"
@@ -93,13 +143,14 @@ class RunQueue:
 
     Args:
         name: of the executable, for messages and the thread.
+        turn: of the executable.
 
     Attributes:
         busy: whether a run waits or is in flight.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, turn: Turn) -> None:
+        self._name, self._turn = name, turn
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
         self._submitted = self._ended = 0
@@ -120,10 +171,11 @@ class RunQueue:
             series: what it is one of.
 
         Raises:
-            UsageError: the queue is closed, or the interpreter exits.
+            UsageError: the queue is closed, the interpreter exits, or this is the middle of a run.
             DeviceError: the system gives no thread.
         """
-        future = RunFuture()
+        self._turn.check(self._name)
+        future = RunFuture(self._name, self._turn)
         with self._changed:
             # Callbacks of futures run in the queue's own thread, which would wait for itself.
             while len(self._waiting) >= bound and self._is_open() and not self._is_own_thread():
@@ -141,13 +193,17 @@ class RunQueue:
         return not (self._closed or _EXITING.is_set())
 
     def _is_own_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        return self._turn.server == threading.get_ident()
 
     def settle(self) -> None:
         """Wait until every run that is in the queue now has ended.
 
         Does nothing in the queue's own thread, where callbacks of futures run: they come between two runs.
+
+        Raises:
+            UsageError: this is the middle of a run.
         """
+        self._turn.check(self._name)
         with self._changed:
             if self._is_own_thread():
                 return
@@ -196,6 +252,7 @@ class RunQueue:
             if self._thread is not None:
                 return
             self._thread = me
+            self._turn.server = me.ident
         try:
             while (job := self._next()) is not None:
                 _do(*job)
@@ -203,7 +260,10 @@ class RunQueue:
         finally:
             with self._changed:
                 if self._thread is me:
-                    self._thread = None
+                    self._leave()
+
+    def _leave(self) -> None:
+        self._thread = self._turn.server = None
 
     def _next(self) -> _Job | None:
         """Return a run to begin, None if there is none for a while; the one before has ended."""
@@ -214,7 +274,7 @@ class RunQueue:
                 self._changed.notify_all()
             while not self._waiting:
                 if self._closed or not (self._changed.wait(_IDLE_SECONDS) or self._waiting):
-                    self._thread = None  # in one step with the decision to leave
+                    self._leave()  # in one step with the decision to leave
                     return None
             self._running = True
             self._changed.notify_all()  # there is room for another
@@ -237,8 +297,7 @@ class RunQueue:
         self._changed = threading.Condition()
         self._waiting.clear()
         self._submitted = self._ended = 0
-        self.busy = False
-        self._thread = None
+        self._leave()
         self._running = self.busy = False
 
 

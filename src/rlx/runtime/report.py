@@ -50,6 +50,7 @@ class ModelReport:
         model: its name.
         device: what it is compiled for.
         inputs: name, dtype and shape.
+        states: likewise.
         outputs: likewise.
         guards: what the program assumes about extents.
         dispatch: how operators run.
@@ -62,6 +63,7 @@ class ModelReport:
     model: str
     device: str
     inputs: Sequence[str]
+    states: Sequence[str]
     outputs: Sequence[str]
     guards: Sequence[str]
     dispatch: Sequence[Dispatch]
@@ -74,7 +76,7 @@ class ModelReport:
     def of(
         cls,
         title: tuple[str, str],
-        interface: tuple[Sequence[Any], Sequence[Any], Sequence[Any]],
+        interface: tuple[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[Any]],
         compiled: CompiledGraph,
         remarks: Sequence[str],
         seconds: dict[str, float],
@@ -83,17 +85,18 @@ class ModelReport:
 
         Args:
             title: names of the model and the device.
-            interface: inputs, outputs and guards.
+            interface: inputs, states, outputs and guards.
             compiled: the backend's part.
             remarks: of the passes, each with its pass in front.
             seconds: by stage.
         """
         thunks = compiled.program.thunks if isinstance(compiled, ScheduledGraph) else ()
         nodes = dict.fromkeys(t.node for t in thunks if t.node is not None)
-        inputs, outputs, guards = ([str(item) for item in part] for part in interface)
+        inputs, states, outputs, guards = ([str(item) for item in part] for part in interface)
         return cls(
             *title,
             inputs,
+            states,
             outputs,
             guards,
             [Dispatch(*row) for row in compiled.dispatch],
@@ -117,6 +120,7 @@ class ModelReport:
         lines = [
             f"{self.model} on {self.device}",
             *(f"  input   {s}" for s in self.inputs),
+            *(f"  state   {s}" for s in self.states),
             *(f"  output  {s}" for s in self.outputs),
             *(f"  assumes {g}" for g in self.guards),
             "operators",

@@ -54,11 +54,16 @@ class Stored:
             build: makes the graph before all passes, which knows the nodes; None where there is none.
 
         Raises:
-            UsageError: the graph has no such value, or the program does not store it.
+            UsageError: the graph has no such value, the program does not store it, or it is a state.
         """
         found: dict[str, ValueInfo] = {}
         graph: Graph | None = None
+        states = {s.name for s in self.program.states}
         for name in names:
+            if name in states:
+                raise UsageError(
+                    f"{name!r} is a state of {self.program.name}: state[{name!r}].get() returns it"
+                )
             value = self.names.get(name)
             if value is None:
                 if build is None:
@@ -133,6 +138,7 @@ def named_values(graph: Graph, *, nested: bool = False) -> dict[str, Value]:
         nested: look into branches and loops too.
     """
     found = {v.name: v for v in graph.inputs} | {n: p.value for n, p in graph.params.items()}
+    found |= {s.name: s.value for s in graph.states}
     nodes: dict[str, Value] = {}
     for node in graph.block.walk() if nested else graph.block:
         for result in node.results:

@@ -215,7 +215,8 @@ def _bisect_stored(
         node = nodes[first.name]
         if node is None:
             raise UsageError(
-                f"stored value {first.name!r} differs, and no node computes it: it is an input, weight or constant"
+                f"stored value {first.name!r} differs, and no node computes it: it is an input, weight, state or "
+                "constant"
             )
         right_holds = difference("", meant, found[first.name], tolerance) is None
         stored_holds = difference("", meant, expected[first.name], tolerance) is None
@@ -255,7 +256,7 @@ class _Search:
         self.order = _ancestors(self.graph, bad)
         if not self.order:
             raise UsageError(
-                f"output {found[0].name!r} differs, and no node computes it: it is an input, weight or constant"
+                f"output {found[0].name!r} differs, and no node computes it: it is an input, weight, state or constant"
             )
         low, high = -1, len(self.order) - 1
         at_high = found

@@ -831,3 +831,49 @@ def test_a_native_kernel_is_made_again_for_another_version(tmp_path: Path) -> No
             found, warm = _load_twice(path)
             assert warm
             np.testing.assert_array_equal(found, np.full((2, 3), want))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("way", ["run", "run_async"])
+def test_an_operator_does_not_wait_for_the_executable_it_is_part_of(device: str, way: str) -> None:
+    found: list[str] = []
+    earlier: list[Any] = []
+
+    def use_it_again(x: Array) -> Array:
+        if np.any(x):
+            ways: list[Callable[[], Any]] = [
+                lambda: m.run([x]),
+                lambda: m.run_async([x]).result(),
+                lambda: list(m.run_pipelined([[x]])),
+                earlier[-1].result,
+                m.warmup,
+                m.close,
+            ]
+            for again in ways:
+                try:
+                    again()
+                except rlx.UsageError as error:
+                    found.append(str(error))
+        return x
+
+    again = rlx.op("test.again", infer=same)(use_it_again)
+    with rlx.Graph("g") as g:
+        g.output("y", again(g.input("x", [2])))
+    m = rlx.compile(g, device)
+    zero, one = np.zeros(2, np.float32), np.ones(2, np.float32)
+    if way == "run":
+        earlier.append(m.run_async([zero]))
+        earlier[-1].result(30)
+        m.run([one])
+        expected = 5  # what waits for a run that has ended does not wait
+    else:
+        first = m.run_async([one])
+        earlier.append(first)
+        first.result(30)
+        expected = 6
+    assert found == [
+        *["g is running: a run cannot use it again from its middle"] * (expected - 1),
+        "g is running: it cannot be closed from there",
+    ]
+    np.testing.assert_array_equal(m.run_async([zero]).result(30)["y"], zero)
+    m.close()

@@ -245,6 +245,28 @@ def test_a_callback_does_not_wait_for_room(gated: Gated) -> None:
     np.testing.assert_array_equal(_y(made[0]), _x(4))
 
 
+def test_a_callback_cannot_wait_for_a_later_run(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    first, later = m.run_async([_x(0)]), m.run_async([_x(1)])
+    told: list[str] = []
+    done = threading.Event()
+
+    def callback(_: Future[dict[str, Any]]) -> None:
+        try:
+            later.result(_SECONDS)
+        except rlx.UsageError as error:
+            told.append(str(error))
+        done.set()
+
+    first.add_done_callback(callback)
+    gate.open()
+    assert done.wait(_SECONDS)
+    assert told == [
+        "twice does its enqueued runs in this thread: a callback cannot wait for a later one"
+    ]
+    np.testing.assert_array_equal(_y(later), _x(2))
+
+
 def test_callbacks_of_cancelled_runs_may_use_the_executable(gated: Gated) -> None:
     m, gate = gated(_twice())
     m.run_async([_x(0)])

@@ -387,7 +387,7 @@ def test_mutated_packages_raise_rlx_errors_only(saved: tuple[Path, Array, str]) 
         _rewrite(path, bytes(text), length)
         try:
             run = rlx.open(path, threads=1)
-            run._restore({"N": 3}, {}, {"N": 3})  # pyright: ignore[reportPrivateUsage]
+            run._variants._restore({"N": 3}, {}, {"N": 3})  # pyright: ignore[reportPrivateUsage]
         except rlx.RlxError:
             pass
 

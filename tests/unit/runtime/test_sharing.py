@@ -88,7 +88,7 @@ def test_a_clone_keeps_variants_bounds_options_and_random_numbers() -> None:
     assert twin(_X[:0]).shape == (0, 80)
     np.testing.assert_array_equal(twin(_array(50, 32)), run(_array(50, 32)))
     assert twin.variants == 2
-    assert twin._options == run._options  # pyright: ignore[reportPrivateUsage]
+    assert twin._maker == run._maker  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_clone_compiles_nothing_and_links_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

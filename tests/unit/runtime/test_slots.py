@@ -64,6 +64,7 @@ def test_slots_hold_what_the_run_computed() -> None:
     slots = m.slots()
     kinds = {s.kind for s in slots}
     assert {"input", "weight", "output"} <= kinds
+    assert sorted(s.name for s in slots if s.kind == "output") == ["hidden", "y", "z"]
     for slot in slots:
         if slot.kind in ("input", "output"):
             assert (slot.offset, slot.array) == (None, None), "the caller has them"

@@ -229,6 +229,29 @@ def test_names_of_an_onnx_model_are_those_of_its_tensors_and_nodes() -> None:
         np.testing.assert_array_equal(got["y"], run.run({"x": x})["y"])
 
 
+def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    types = [helper.make_tensor_value_info(n, 1, [3]) for n in ("x", "y")]
+    small = onnx.numpy_helper.from_array(np.float32([1, 2, 3]), "small")
+    node = helper.make_node("Mul", ["x", "small"], ["y"])
+    graph = helper.make_graph([node], "g", types[:1], types[1:], [small])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    run = rlx.load(model.SerializeToString())
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(run.tap("small", [x]), [1, 2, 3])
+    np.testing.assert_array_equal(run.expose("small").run([x])["small"], [1, 2, 3])
+    with rlx.Graph("count") as g:
+        total = g.state("total", [3])
+        after = total + g.input("x", [3])
+        g.set_next(total, after)
+        g.output("y", after)
+    counting = rlx.compile(g)
+    with pytest.raises(rlx.UsageError, match=r"'total' is a state of count: state\['total'\]"):
+        counting.tap("total", [x])
+    assert "state   total: f32[3]" in str(counting.report())
+
+
 @pytest.mark.parametrize("device", ["reference", "null"])
 def test_a_device_that_cannot_be_watched_says_so(device: str) -> None:
     run = executable(_STORED, device, dims={"N": 2})

@@ -269,7 +269,8 @@ class Importer:
         if size > limit or id(tensor) in self._params:
             return self._bring(self._param(tensor, name), self.root.frame, frame)
         if id(tensor) not in frame.constants:
-            frame.constants[id(tensor)] = frame.builder.literal(tensor.array())
+            constant = frame.constants[id(tensor)] = frame.builder.literal(tensor.array())
+            constant.name = constant.name or name
         return frame.constants[id(tensor)]
 
     # Names.
