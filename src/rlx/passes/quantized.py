@@ -112,7 +112,7 @@ class CentreWeights:
 
     w' is w, or w - 128 for u8 w. Kernels multiply bytes with signed weights around 0. Convolutions likewise where the
     zero point is 0 then. Products that are none of a weight, and convolutions that keep a zero point or have groups
-    that are not whole quads of channels, become products in i32. Exact.
+    that are neither whole quads of channels nor single ones, become products in i32. Exact.
     """
 
     name = "centre-weights"
@@ -177,10 +177,10 @@ def _signed(w: Value, zero: Value | None) -> tuple[Value, Value]:
 
 def _unfit_groups(op: Conv, w: Value) -> str:
     """Return why groups keep a convolution from being one of integers, or an empty string."""
-    depth = w.type.shape[1]
-    if op.groups == 1 or depth % 4 == 0:
+    filters, depth = w.type.shape[:2]
+    if op.groups == 1 or depth % 4 == 0 or (depth == 1 and filters == op.groups):
         return ""
-    return f"integers are multiplied four channels at a time, its groups have {depth}"
+    return f"integers are multiplied one or four channels at a time, its groups have {depth} for {filters} filters"
 
 
 def _not_integers(

@@ -229,12 +229,17 @@ def test_a_convolution_with_a_weight_is_recognised(old: str, new: str, bias: str
     assert not reasons
 
 
-def test_groups_that_are_not_whole_quads_leave_a_reason() -> None:
-    text = _CONV.replace("linear(%w, %ws) {axis=0", "linear(%k, %ws) {axis=0")
-    text = text.replace("u8[2,4,3,5]", "u8[2,2,3,5]").replace("groups=1", "groups=2")
+@pytest.mark.parametrize(("channels", "recognised"), [(1, True), (2, False)])
+def test_groups_are_whole_quads_or_single_channels(channels: int, recognised: bool) -> None:
+    numbers = ", ".join("1" for _ in range(2 * channels))
+    text = _CONV.replace("linear(%w, %ws) {axis=0", "linear(%g, %ws) {axis=0").replace(
+        "  %x = ",
+        f"  param %g: i8[2,{channels},1,1] = dense<i8[2,{channels},1,1]: {numbers}>\n  %x = ",
+    )
+    text = text.replace("u8[2,4,3,5]", f"u8[2,{2 * channels},3,5]").replace("groups=1", "groups=2")
     graph, reasons = _run(text, _CONV_CLAIMS)
-    assert "conv" in _names(graph)
-    assert any("its groups have 1" in line for line in reasons), reasons
+    assert ("quantized_conv" in _names(graph)) is recognised
+    assert any("its groups have 2 for 2 filters" in r for r in reasons) is not recognised
 
 
 def test_a_target_without_integer_convolutions_keeps_them() -> None:
@@ -286,7 +291,7 @@ def test_products_of_two_activations_are_wide_ones() -> None:
 
 
 @pytest.mark.parametrize(
-    ("zero", "groups", "kept"), [("%wz", 1, True), ("%z", 1, False), ("%wz", 2, False)]
+    ("zero", "groups", "kept"), [("%wz", 1, True), ("%z", 1, False), ("%wz", 2, True)]
 )
 def test_convolutions_keep_no_zero_points(zero: str, groups: int, kept: bool) -> None:
     window = "strides=(1, 1), dilations=(1, 1), pads=((1, 0), (0, 1))"

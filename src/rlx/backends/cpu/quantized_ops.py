@@ -25,12 +25,18 @@ from rlx.ops.matmul import product_flops
 from rlx.ops.spec import op
 
 __all__ = [
+    "MAX_TAPS",
+    "DepthwiseBytes",
     "PackConvQuads",
     "PackQuads",
     "PackedQuantizedConv",
     "PackedQuantizedMatMul",
     "shift_of",
 ]
+
+
+MAX_TAPS = 512
+"""Up to so many products of bytes are summed in f32 without rounding."""
 
 
 def shift_of(dtype: DType) -> int:
@@ -194,3 +200,36 @@ class PackedQuantizedConv(WindowOp):
             total = total + np.einsum("...gc,gco->...go", grouped, matrix[:, tap])
         flat = total.reshape(*total.shape[:-2], self.columns)
         return np.ascontiguousarray(flat.astype(np.int32))
+
+
+@op("cpu.depthwise_bytes")
+@dataclass(frozen=True)
+class DepthwiseBytes(WindowOp):
+    """Sums of x * w over the windows of each channel of bytes x [N, *spatial, C] -> i32 [N, *out, C].
+
+    w: f32 [taps, C] of whole numbers that fit i8, at most `MAX_TAPS` taps; zero: [] of x's dtype, what is read outside
+    of x.
+    """
+
+    operands = ("x", "w", "zero")
+
+    def infer(self, x: TensorType, w: TensorType, zero: TensorType) -> TensorType:  # noqa: D102
+        extents, count = self.extents(x), prod(self.kernel)
+        if w.shape != (count, x.shape[-1]) or w.dtype is not DType.F32 or count > MAX_TAPS:
+            raise TypeRuleError(f"weights are {w}, needed f32[{count},{x.shape[-1]}]")
+        if x.dtype is not zero.dtype or x.dtype not in (DType.I8, DType.U8):
+            raise TypeRuleError(f"{x} are no bytes with a zero point {zero}")
+        return TensorType(DType.I32, (x.shape[0], *extents, x.shape[-1]))
+
+    def flops(  # noqa: D102
+        self, operands: Sequence[TensorType], results: Sequence[TensorType]
+    ) -> Dim:
+        del operands
+        return results[0].elements * prod(self.kernel) * 2
+
+    def reference(self, x: Array, w: Array, zero: Array) -> Array:  # noqa: D102
+        # Outside of x - zero lie zeros; what zero is worth is added to the sums.
+        total = float(zero) * w.astype(np.float64).sum(axis=0)
+        for tap, seen in self.taps(x.astype(np.float64) - float(zero)):
+            total = total + seen * w[tap]
+        return np.ascontiguousarray(total.astype(np.int32))

@@ -4,26 +4,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import TypeAlias
 
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.conv import conv_width
 from rlx.backends.cpu.kernels.gemm_tiles import panel_width
 from rlx.backends.cpu.quantized_ops import (
+    MAX_TAPS,
+    DepthwiseBytes,
     PackConvQuads,
     PackedQuantizedConv,
     PackedQuantizedMatMul,
     PackQuads,
     shift_of,
 )
+from rlx.base.dims import product
 from rlx.base.dtypes import DType
 from rlx.expr.body import Body, BodyBuilder
 from rlx.ir.builder import Rewriter
 from rlx.ir.graph import Graph, Node, Value
+from rlx.ir.op import Op
 from rlx.ops.elementwise import add, cast, mul, neg
 from rlx.ops.integer import IntegerConv, IntegerMatMul
 from rlx.ops.leaf import constant
-from rlx.ops.movement import expand, pad, reshape
+from rlx.ops.movement import expand, pad, reshape, transpose
 from rlx.ops.qconv import QuantizedConv
 from rlx.ops.qmatmul import QuantizedMatMul
 from rlx.ops.reduce import reduce_sum
@@ -58,6 +63,11 @@ class _Operands:
     scales: tuple[Value, Value] | None
     rest: tuple[Value | None, ...]
 
+    @property
+    def outside(self) -> Value:
+        """What a convolution reads outside of its operand."""
+        return constant(0, self.a.type.dtype) if self.zero is None else self.zero
+
     @staticmethod
     def of(node: Node, op: _Product) -> _Operands:
         if isinstance(op, QuantizedMatMul | QuantizedConv):
@@ -79,8 +89,8 @@ class PackQuantizedProducts:
     """quantized_matmul(a, w) -> with_epilogue{packed_quantized_matmul, (sum + offset[n]) * scale[n]}.
 
     So are quantized_conv, and without the scale integer_matmul and integer_conv. The offset takes off what the zero
-    point of a adds to the sums. What has no kernel (weights of a run, weights with zero points, groups that are not
-    whole quads of channels) becomes a product of wider operands. Exact.
+    point of a adds to the sums. What has no kernel (weights of a run, weights with zero points, groups that are
+    neither whole quads of channels nor single ones) becomes a product of wider operands. Exact.
     """
 
     isa: Isa
@@ -107,14 +117,18 @@ class PackQuantizedProducts:
     def _pack(self, rewriter: Rewriter, node: Node, op: _Product, given: _Operands) -> None:
         builder = rewriter.before(node)
         with building(builder):
+            shift = shift_of(given.a.type.dtype)
+            depth = tuple(range(1, given.w.type.rank))
+            packed: Op
             if isinstance(op, QuantizedMatMul | IntegerMatMul):
                 packed, operands = self._matmul(given.a, given.w)
-                depth: tuple[int, ...] = (0,)
+                depth = (0,)
+            elif _is_depthwise(op, given.w):
+                (packed, operands), shift = _depthwise(op, given), 0
             else:
                 packed, operands = self._conv(op, given)
-                depth = tuple(range(1, given.w.type.rank))
             anchors = len(operands)
-            operands.append(_offsets(given, depth))
+            operands.append(_offsets(given, depth, shift))
             if given.scales is not None:
                 a_scale, w_scale = given.scales
                 operands.append(expand(mul(w_scale, a_scale), operands[-1].type.shape))
@@ -135,12 +149,11 @@ class PackQuantizedProducts:
         """Return the private operator and its operands; channels are padded to whole quads."""
         columns, per_group, *kernel = (int(d) for d in given.w.type.shape)
         x = _padded(_named(given.a, per_group * op.groups), -per_group % 4)
-        zero = constant(0, x.type.dtype) if given.zero is None else given.zero
         lanes = self.isa.lanes(DType.I32)
         layout = (lanes, conv_width(self.isa) * lanes)
         quads = emit_one(PackConvQuads(op.groups, *layout), given.w)
         window = (tuple(kernel), op.strides, op.dilations, op.pads)
-        return PackedQuantizedConv(*window, op.groups, columns, *layout), [x, quads, zero]
+        return PackedQuantizedConv(*window, op.groups, columns, *layout), [x, quads, given.outside]
 
 
 def _has_kernel(op: _Product, given: _Operands, weights: set[Value]) -> bool:
@@ -151,7 +164,23 @@ def _has_kernel(op: _Product, given: _Operands, weights: set[Value]) -> bool:
         return False
     if isinstance(op, QuantizedMatMul | IntegerMatMul):
         return True
-    return op.layout == "nhwc" and (op.groups == 1 or w.type.shape[1] % 4 == 0)
+    whole = op.groups == 1 or w.type.shape[1] % 4 == 0
+    return op.layout == "nhwc" and (whole or _is_depthwise(op, w))
+
+
+def _is_depthwise(op: QuantizedConv | IntegerConv, w: Value) -> bool:
+    """Whether every channel is convolved alone, with sums that f32 holds."""
+    filters, depth, *kernel = w.type.shape
+    return op.groups > 1 and filters == op.groups and depth == 1 and product(kernel) <= MAX_TAPS
+
+
+def _depthwise(op: QuantizedConv | IntegerConv, given: _Operands) -> tuple[Op, list[Value]]:
+    """Return the private operator and its operands; bytes are widened as they are read."""
+    filters, _, *kernel = (int(d) for d in given.w.type.shape)
+    flat = transpose(reshape(given.w, (filters, prod(kernel))), (1, 0))
+    window = (tuple(kernel), op.strides, op.dilations, op.pads)
+    operands = [_named(given.a, filters), cast(flat, DType.F32), given.outside]
+    return DepthwiseBytes(*window), operands
 
 
 def _named(a: Value, last: int) -> Value:
@@ -165,10 +194,10 @@ def _padded(a: Value, count: int) -> Value:
     return pad(a, (*none, 0), (*none, count)) if count else a
 
 
-def _offsets(given: _Operands, depth: tuple[int, ...]) -> Value:
+def _offsets(given: _Operands, depth: tuple[int, ...], shift: int) -> Value:
     """Return -(zero + shift) * (sums of the weights over `depth`), [N]."""
     sums = reduce_sum(cast(given.w, DType.I32), depth, keepdims=False)
-    added = constant(shift_of(given.a.type.dtype), DType.I32)
+    added = constant(shift, DType.I32)
     if given.zero is not None:
         added = add(cast(given.zero, DType.I32), added)
     return mul(sums, neg(added))

@@ -8,7 +8,8 @@ A tile is 8 consecutive output pixels; channels are walked a vector at a time, w
 Where a tile lies in one row of windows and touches no padding, each input vector of a kernel row is
 loaded once and serves every pixel that sees it (10 loads for 24 products with a 3x3 kernel).
 Elsewhere a list of pointers, made once per tile for all taps, says where each pixel reads. Each
-element is one chain over the taps in order.
+element is one chain over the taps in order. Bytes are widened as they are read and summed in f32,
+which holds their sums exactly, up to the conversion to i32 at the end.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from rlx.backends.cpu.kernels.window import (
     WindowEmitter,
     window_words,
 )
-from rlx.backends.cpu.lltypes import I32, I64, PTR, Type, scalar_type, storage_type, vec
+from rlx.backends.cpu.lltypes import F32, I32, I64, PTR, Type, scalar_type, storage_type, vec
 from rlx.base.dims import Dim, ceildiv
 from rlx.base.dtypes import DType
 from rlx.kernel.program import Arg, DimArg, SlotArg
@@ -66,7 +67,7 @@ class _Spec:
 
     Attributes:
         kind: `conv`, `max` or `avg`.
-        dtype: of x; narrow floats are computed in f32.
+        dtype: of x; narrow floats are computed in f32, as bytes of a convolution are.
         finish: what is stored, and the epilogue.
         volume: three spatial axes.
         run: (taps, dilation, stride) along x when kernel rows are compiled in, else None.
@@ -82,9 +83,15 @@ class _Spec:
     multiplied: bool = False
     padding: bool = False
 
+    @property
+    def widens(self) -> bool:
+        """Whether it is a convolution of bytes."""
+        return self.kind == "conv" and self.dtype in (DType.I8, DType.U8)
 
-def _lanes(isa: Isa, dtype: DType) -> int:
-    return isa.lanes(dtype.compute)
+    @property
+    def compute(self) -> DType:
+        """What sums and maxima are computed in."""
+        return DType.F32 if self.widens else self.dtype.compute
 
 
 class _Emitter:
@@ -93,9 +100,10 @@ class _Emitter:
     def __init__(self, module: Module, spec: _Spec) -> None:
         self.module = module
         self.spec = spec
-        self.lanes = _lanes(module.isa, spec.dtype)
-        self.vector: Type = vec(scalar_type(spec.dtype), self.lanes)
+        self.lanes = module.isa.lanes(spec.compute)
+        self.vector: Type = vec(scalar_type(spec.compute), self.lanes)
         self.stored: Type = storage_type(spec.dtype)
+        self.factor = spec.compute if spec.widens else spec.dtype
         self.windows = WindowEmitter(module, _NAMES, volume=spec.volume)
         self.finisher = TileFinisher(module, spec.finish)
         self.finisher.prepare(1, masked=False)
@@ -165,6 +173,8 @@ class _Emitter:
                     acc = self._inner(f, x, w, geometry, col, tail)
                 else:
                     acc = self._edge(f, listed, w, geometry, col, tail)
+                if self.spec.widens:
+                    acc = [f.cast("fptosi", a, I32) for a in acc]
                 rows = [[a if d is None else a / d] for a, d in zip(acc, divisors, strict=True)]
                 place = Place(row, count, n, col, n - col)
                 certain = _ROWS if inner else 1
@@ -193,7 +203,16 @@ class _Emitter:
         return [f.splat(number, self.lanes) for number in numbers]
 
     def _read(self, f: Function, pointer: Value, index: Value | int, mask: Value | None) -> Value:
-        return load_value(f, self.spec.dtype, pointer, index, self.lanes, mask)
+        value = load_value(f, self.spec.dtype, pointer, index, self.lanes, mask)
+        if not self.spec.widens:
+            return value
+        return f.int_to_float(value, F32, signed=self.spec.dtype.is_signed)
+
+    def _factor(self, f: Function, pointer: Value, mask: Value | None) -> Value | None:
+        """Return weights, where there are any."""
+        if self.spec.kind != "conv":
+            return None
+        return load_value(f, self.factor, pointer, 0, self.lanes, mask)
 
     def _inner(
         self, f: Function, x: Value, w: Value, geometry: Value, col: Value, mask: Value | None
@@ -201,7 +220,7 @@ class _Emitter:
         word = self.windows.word
         acc = [self.neutral(f, self.vector)] * _ROWS
         first = f.offset(x, col, self.stored)
-        weights = f.offset(w, col, self.stored)
+        weights = f.offset(w, col, storage_type(self.factor))
         step = word(f, geometry, "run_step")
         with f.loop(0, word(f, geometry, "runs"), carry=[*acc, first, weights]) as loop:
             *acc, base, weights = loop.carry
@@ -227,7 +246,7 @@ class _Emitter:
         factors: list[Value | None] = [None] * taps
         if conv:
             for tap in range(taps):
-                factors[tap] = self._read(f, w, 0, mask)
+                factors[tap] = self._factor(f, w, mask)
                 w = f.offset(w, line)
         pitch = self.windows.word(f, geometry, "pixel_bytes")
         length = (_ROWS - 1) * stride + (taps - 1) * dilation + 1
@@ -266,7 +285,7 @@ class _Emitter:
             0, word(f, geometry, "span_x"), word(f, geometry, "dilation_x"), carry=[*acc, base, w]
         ) as loop:
             *current, at, weights = loop.carry
-            factor = self._read(f, weights, 0, mask) if self.spec.kind == "conv" else None
+            factor = self._factor(f, weights, mask)
             pointers = RowPointers.spaced(at, odd, _ROWS).at(f, f.i64(0), self.stored)
             current = [
                 self.combine(f, a, self._read(f, pointer, 0, mask), factor)
@@ -283,10 +302,10 @@ class _Emitter:
         line = word(f, geometry, "line_bytes")
         sources = self._sources(f, geometry, col)
         with f.loop(
-            0, word(f, geometry, "taps"), carry=[*acc, f.offset(w, col, self.stored)]
+            0, word(f, geometry, "taps"), carry=[*acc, f.offset(w, col, storage_type(self.factor))]
         ) as loop:
             *acc, weights = loop.carry
-            factor = self._read(f, weights, 0, mask) if self.spec.kind == "conv" else None
+            factor = self._factor(f, weights, mask)
             here = f.offset(listed, loop.index * _ROWS, I64)
             current: list[Value] = []
             for p in range(_ROWS):
@@ -313,13 +332,13 @@ class _Emitter:
 
 @cache
 def _channelwise_kernel(isa: Isa, spec: _Spec) -> Emitted:
-    """Arguments: x, w (x again for pooling), out, extras..., integers.
+    """Arguments: x, w (x again for pooling), out, extras..., what is outside of bytes, integers.
 
     Scratch: a neutral row, then pointers.
     """
     module = Module(isa)
     emitter = _Emitter(module, spec)
-    first = 3 + len(spec.finish.extras)
+    first = 3 + len(spec.finish.extras) + spec.widens
     with module.kernel(
         "depthwise" if spec.kind == "conv" else f"pool_{spec.kind}", first + len(_NAMES)
     ) as k:
@@ -327,7 +346,10 @@ def _channelwise_kernel(isa: Isa, spec: _Spec) -> Emitted:
         table, counts = emitter.windows.table(k), k.alloca(I32, 16)
         outside = k.scratch()
         row_bytes = (words["pixel_bytes"] + 127) & -64
-        neutral = encode(k, spec.dtype, emitter.neutral(k, emitter.vector))
+        if spec.widens:
+            neutral = k.splat(k.load(emitter.stored, k.slot(first - 1)), emitter.lanes)
+        else:
+            neutral = encode(k, spec.dtype, emitter.neutral(k, emitter.vector))
         with k.loop(0, words["pixel_bytes"], emitter.lanes * spec.dtype.itemsize) as loop:
             k.store(neutral, k.offset(outside, loop.index))
             loop.next()
@@ -396,12 +418,13 @@ def launch_channelwise(
         isa: the target.
         kind: `conv`, `max` or `avg`.
         g: its windows.
-        slots: x, weights [taps, columns] (x again for a pool), result, operands of the epilogue.
+        slots: x, weights [taps, columns] (x again for a pool), result, operands of the epilogue, and for bytes what
+            is read outside of x.
         plan: the epilogue.
         counted: per axis where the padding ends that an average counts; None when it counts none.
     """
-    # Convolutions have widened x already; a pool stores what it reads.
-    dtype = plan.dtype if kind == "conv" else plan.result
+    # Convolutions have widened x already, but for bytes; a pool stores what it reads.
+    dtype = g.quantized or (plan.dtype if kind == "conv" else plan.result)
     taps, dilation, stride = g.kernel[-1], g.dilations[-1], g.strides[-1]
     short = taps <= _WIDEST_RUN and stride <= 4 and dilation <= 4
     spec = _Spec(
@@ -425,7 +448,8 @@ def launch_channelwise(
         blocks,
         pixels,
     ]
-    words.update(zip(_OWN_WORDS, [*own, g.columns * dtype.itemsize, *highs], strict=True))
+    line = g.columns * spec.compute.itemsize if spec.widens else g.columns * dtype.itemsize
+    words.update(zip(_OWN_WORDS, [*own, line, *highs], strict=True))
     args: list[Arg] = [*slots, *(DimArg(words[name]) for name in _NAMES)]
     scratch = g.channels * dtype.itemsize + 256 + count * _ROWS * 8
     ctx.launch(_channelwise_kernel(isa, spec), args, blocks, scratch=scratch)

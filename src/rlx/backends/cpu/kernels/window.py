@@ -95,7 +95,7 @@ class Window:
         strides: distance of windows.
         dilations: distance of taps.
         before: elements of the first window that lie before x; may be negative.
-        quantized: dtype of x where it is i8 or u8; C then counts quads of channels.
+        quantized: dtype of x where it is i8 or u8; C then counts quads of channels, if they are summed up.
     """
 
     batch: Dim

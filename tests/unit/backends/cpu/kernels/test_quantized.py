@@ -12,7 +12,11 @@ import pytest
 
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa, host_isa
-from rlx.backends.cpu.quantized_ops import PackedQuantizedConv, PackedQuantizedMatMul
+from rlx.backends.cpu.quantized_ops import (
+    DepthwiseBytes,
+    PackedQuantizedConv,
+    PackedQuantizedMatMul,
+)
 from rlx.backends.cpu.quantized_passes import PackQuantizedProducts
 from rlx.base.dims import symbol
 from rlx.base.dtypes import DType
@@ -216,9 +220,61 @@ def test_convolutions_of_lines_and_volumes(dtype: DType, lower_graph: Lower) -> 
 
 @_native
 @_bytes
+@pytest.mark.parametrize("zero", [None, 3, 127])
+@pytest.mark.parametrize(
+    ("op", "channels", "space"),
+    [
+        (_conv(3, groups=32), 32, (7, 30)),
+        (_conv(3, groups=35, strides=(2, 2)), 35, (9, 40)),
+        (_conv(5, groups=5, strides=(1, 2), dilations=(2, 1)), 5, (11, 33)),
+        (_conv(9, groups=17), 17, (4, 25)),
+        (QuantizedConv((1,), (1,), ((200, 199),), 20, "nhwc"), 20, (450,)),
+        (QuantizedConv((1, 2, 1), (1, 1, 2), ((1, 0), (0, 1), (1, 1)), 18, "nhwc"), 18, (3, 4, 6)),
+    ],
+    ids=str,
+)
+def test_depthwise_convolutions(
+    op: QuantizedConv,
+    channels: int,
+    space: tuple[int, ...],
+    zero: int | None,
+    dtype: DType,
+    lower_graph: Lower,
+) -> None:
+    kernel = (
+        (400,)
+        if len(space) == 1
+        else (3, 2, 3)
+        if len(space) == 3
+        else (op.pads[0][0] * 2 + 1,) * 2
+    )
+    data = _bytes_of(DType.I8, channels, 1, *kernel)
+    data[0] = -128  # sums as large as they may be
+    scales = (2.0 ** (np.arange(channels) % 5)).astype(np.float32)
+
+    def build() -> Graph:
+        return _graph(dtype, data, zero, scales, op, (*space, channels))
+
+    assert DepthwiseBytes.name in _names(_packed(build())[0])
+    _check(lower_graph, build, (0, 1, 3), dtype)
+
+
+@_native
+def test_depthwise_convolutions_of_many_taps_are_not_summed_in_f32() -> None:
+    op = QuantizedConv((1,), (1,), ((0, 0),), 3, "nhwc")
+    weight, one = np.full((3, 1, 600), -128, np.int8), np.array(1.0, np.float32)
+
+    def build() -> Graph:
+        return _graph(DType.U8, weight, 0, one, op, (700, 3))
+
+    assert DepthwiseBytes.name not in _names(_packed(build())[0])
+
+
+@_native
+@_bytes
 @pytest.mark.parametrize("groups", [1, 3])
 def test_epilogues_of_convolutions(groups: int, dtype: DType, lower_graph: Lower) -> None:
-    """Groups of a single channel have no kernel for bytes."""
+    """Groups of a single channel have no kernel for bytes where they have several filters."""
     builder = BodyBuilder([DType.F32, DType.F32])
     total = builder.input(0) + builder.input(1)
     body = builder.finish(builder.emit("max", total, builder.const(0, DType.F32)))
