@@ -11,6 +11,7 @@ import numpy as np
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.runtime.inputs import Inputs
+from rlx.runtime.program import Ahead
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 
 __all__ = ["Enqueuing"]
@@ -27,8 +28,13 @@ class Enqueuing:
         arrays: list[Array],
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
+        ahead: Ahead | None = None,
     ) -> dict[str, Any]:
         """Run once, when it is its turn, and return outputs by name."""
+        raise NotImplementedError
+
+    def _ahead(self, arrays: list[Array]) -> Ahead | None:
+        """Allocate the outputs of a run that will wait, if their shapes are known already."""
         raise NotImplementedError
 
     def run_async(
@@ -70,7 +76,7 @@ class Enqueuing:
         Args:
             inputs: each as for `run`; the iterable may give the same arrays again, with other content.
             outputs: as for `run`.
-            queue: how many runs may wait beside the one in flight; each holds copies of its inputs.
+            queue: how many runs may wait beside the one in flight; each holds copies of its inputs, and its outputs.
 
         Raises:
             UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
@@ -100,7 +106,9 @@ class Enqueuing:
             outputs = list(outputs)
         if isinstance(out, (list, dict)):
             out = out.copy()
-        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
+        # By this thread, which has time while others run, and whose memory they come back to.
+        ahead = self._ahead(arrays) if outputs is None and out is None else None
+        return self._queue.submit(lambda: self._named(arrays, outputs, out, ahead), bound, series)
 
     def _settle(self) -> None:
         """Wait for the runs that were enqueued before."""

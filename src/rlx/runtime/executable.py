@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections import OrderedDict, namedtuple
@@ -21,9 +20,8 @@ from rlx.backends.protocol import (
     CompileOptions,
     MemoryReport,
 )
-from rlx.base.allocation import out_of_memory
 from rlx.base.dims import Dim, DimExpr, evaluate
-from rlx.base.errors import UsageError
+from rlx.base.errors import OutOfMemoryError, UsageError
 from rlx.base.numeric import Array
 from rlx.base.pages import release_free_memory
 from rlx.base.rng import RngPolicy
@@ -35,7 +33,7 @@ from rlx.runtime.inputs import Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Discarded, Request
 from rlx.runtime.params import Params
-from rlx.runtime.program import Binding, Program, Variant
+from rlx.runtime.program import Ahead, Binding, Program, Variant
 from rlx.runtime.queue import RunQueue, Turn
 from rlx.runtime.rng import RunKeys
 from rlx.runtime.source import Source, closed_build
@@ -334,9 +332,10 @@ class Executable(Enqueuing, Weighted, Observable):
         arrays: list[Array],
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
+        ahead: Ahead | None = None,
     ) -> dict[str, Any]:
         if outputs is None and out is None:
-            results = self._run(arrays)
+            results = self._run(arrays, ahead)
             return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
         return self._run_into(arrays, Request(outputs, out))
 
@@ -415,16 +414,21 @@ class Executable(Enqueuing, Weighted, Observable):
                     self._variants.drop(made)
         return Specialization(fixed, *times, kept)
 
-    def _run(self, arrays: list[Array]) -> list[Array]:
+    def _run(self, arrays: list[Array], ahead: Ahead | None = None) -> list[Array]:
         with self._lock:
             binding = self._bound(arrays)
-            try:
-                outputs = [np.empty(shape, dtype) for shape, dtype in binding.outputs]
-            except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
-                wanted = sum(math.prod(shape) * dtype.itemsize for shape, dtype in binding.outputs)
-                raise out_of_memory("outputs", wanted, binding.env) from error
+            fits = ahead is not None and ahead.binding is binding
+            outputs = ahead.outputs if fits else binding.new_outputs()
             self._execute(binding, arrays, outputs)
         return outputs
+
+    def _ahead(self, arrays: list[Array]) -> Ahead | None:
+        # Without the lock, which the run in flight holds.
+        binding = self._bindings.get(tuple([a.shape for a in arrays]))
+        try:
+            return None if binding is None else Ahead.of(binding)
+        except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
+            return None
 
     def _run_into(self, arrays: list[Array], request: Request) -> dict[str, Any]:
         named = dict(zip(self._inputs.names, arrays, strict=True))
@@ -570,7 +574,8 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def _bound(self, arrays: list[Array]) -> Binding:
         """Return what to run for these inputs. The lock is held."""
-        self._check_usable()
+        if self._forked or self._closed or self._turn.thread is not None:
+            self._check_usable()
         key = tuple([a.shape for a in arrays])
         return self._bindings.get(key) or self._bind(key)
 

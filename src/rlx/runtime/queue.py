@@ -15,7 +15,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 from weakref import WeakSet
 
@@ -125,7 +126,8 @@ class Series:
         """Wait for all runs and return their results, or raise what the first one that failed raised."""
         if self._futures:
             # The last one first: then this thread is not woken by every run, which it would slow down.
-            wait(self._futures[-1:])
+            with suppress(CancelledError):
+                self._futures[-1].exception()
         return [future.result() for future in self._futures]
 
     def cancel(self) -> None:
@@ -153,7 +155,7 @@ class RunQueue:
         self._name, self._turn = name, turn
         self._changed = threading.Condition()
         self._waiting: deque[_Job] = deque()
-        self._submitted = self._ended = 0
+        self._submitted = self._ended = self._onlookers = 0
         self.busy = False
         self._thread: threading.Thread | None = None
         self._running = self._closed = False
@@ -179,7 +181,7 @@ class RunQueue:
         with self._changed:
             # Callbacks of futures run in the queue's own thread, which would wait for itself.
             while len(self._waiting) >= bound and self._is_open() and not self._is_own_thread():
-                self._changed.wait()
+                self._wait()
             if not self._is_open():
                 raise UsageError(f"{self._name} is closed")
             self._start()
@@ -209,7 +211,20 @@ class RunQueue:
                 return
             ticket = self._submitted
             while self._ended < ticket:
-                self._changed.wait()
+                self._wait()
+
+    def _wait(self) -> None:
+        """Wait until a run begins or ends, or the queue closes. The lock is held."""
+        self._onlookers += 1
+        try:
+            self._changed.wait()
+        finally:
+            self._onlookers -= 1
+
+    def _tell(self) -> None:
+        """Wake those who wait; most often there are none. The lock is held."""
+        if self._onlookers:
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Cancel the runs that wait, wait for the one that runs, and take no more."""
@@ -271,13 +286,13 @@ class RunQueue:
             if self._running:
                 self._running = False
                 self._end()
-                self._changed.notify_all()
+                self._tell()
             while not self._waiting:
                 if self._closed or not (self._changed.wait(_IDLE_SECONDS) or self._waiting):
                     self._leave()  # in one step with the decision to leave
                     return None
             self._running = True
-            self._changed.notify_all()  # there is room for another
+            self._tell()  # there is room for another
             return self._waiting.popleft()
 
     # -- the process -------------------------------------------------------------------------------------------------
