@@ -44,7 +44,7 @@ def _write(path: Path, graph: Any, **kwargs: Any) -> Path:
     opsets = [helper.make_opsetid("", 17)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     onnx.save(model, path, **kwargs)  # pyright: ignore[reportUnknownMemberType]
-    _settle(path)
+    _settle(path, *(path.parent / str(v) for k, v in kwargs.items() if k == "location"))
     return path
 
 
