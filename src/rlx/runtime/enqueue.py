@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.runtime.inputs import Inputs
-from rlx.runtime.program import Ahead
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 
 __all__ = ["Enqueuing"]
@@ -28,13 +27,12 @@ class Enqueuing:
         arrays: list[Array],
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
-        ahead: Ahead | None = None,
     ) -> dict[str, Any]:
         """Run once, when it is its turn, and return outputs by name."""
         raise NotImplementedError
 
-    def _ahead(self, arrays: list[Array]) -> Ahead | None:
-        """Allocate the outputs of a run that will wait, if their shapes are known already."""
+    def _prepared_run(self, arrays: list[Array]) -> Callable[[], dict[str, Any]]:
+        """Return `_named` of all outputs, with as much of it done as can be before it is its turn."""
         raise NotImplementedError
 
     def run_async(
@@ -71,16 +69,23 @@ class Enqueuing:
     ) -> list[dict[str, Any]]:
         """Run once for each of several inputs and return the outputs of each, as `run` one after the other would.
 
-        The next inputs are taken from the iterable and copied while a run is in flight.
+        Inputs in a list or tuple are there already: the calling thread runs them. Those of any other iterable are taken
+        from it and copied while a run is in flight, in another thread.
 
         Args:
-            inputs: each as for `run`; the iterable may give the same arrays again, with other content.
+            inputs: each as for `run`; an iterable may give the same arrays again, with other content.
             outputs: as for `run`.
-            queue: how many runs may wait beside the one in flight; each holds copies of its inputs, and its outputs.
+            queue: how many runs of an iterable may wait beside the one in flight; each holds copies of its inputs, and
+                its outputs.
 
         Raises:
             UsageError, ExecutionError: what the first run that failed raised. Those behind it do not begin.
         """
+        if isinstance(inputs, (list, tuple)):
+            _check_queue(queue)
+            self._settle()
+            given = [self._inputs.arrays(self._inputs.given(each)) for each in inputs]
+            return [self._named(arrays, outputs, None) for arrays in given]
         _check_queue(queue)
         series = Series()
         try:
@@ -106,9 +111,9 @@ class Enqueuing:
             outputs = list(outputs)
         if isinstance(out, (list, dict)):
             out = out.copy()
-        # By this thread, which has time while others run, and whose memory they come back to.
-        ahead = self._ahead(arrays) if outputs is None and out is None else None
-        return self._queue.submit(lambda: self._named(arrays, outputs, out, ahead), bound, series)
+        if outputs is None and out is None:
+            return self._queue.submit(self._prepared_run(arrays), bound, series)
+        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
 
     def _settle(self) -> None:
         """Wait for the runs that were enqueued before."""

@@ -33,7 +33,7 @@ from rlx.runtime.inputs import Inputs, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Discarded, Request
 from rlx.runtime.params import Params
-from rlx.runtime.program import Ahead, Binding, Program, Variant
+from rlx.runtime.program import Binding, Program, Variant
 from rlx.runtime.queue import RunQueue, Turn
 from rlx.runtime.rng import RunKeys
 from rlx.runtime.source import Source, closed_build
@@ -332,10 +332,9 @@ class Executable(Enqueuing, Weighted, Observable):
         arrays: list[Array],
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
-        ahead: Ahead | None = None,
     ) -> dict[str, Any]:
         if outputs is None and out is None:
-            results = self._run(arrays, ahead)
+            results = self._run(arrays)
             return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
         return self._run_into(arrays, Request(outputs, out))
 
@@ -414,21 +413,34 @@ class Executable(Enqueuing, Weighted, Observable):
                     self._variants.drop(made)
         return Specialization(fixed, *times, kept)
 
-    def _run(self, arrays: list[Array], ahead: Ahead | None = None) -> list[Array]:
+    def _run(self, arrays: list[Array]) -> list[Array]:
         with self._lock:
             binding = self._bound(arrays)
-            fits = ahead is not None and ahead.binding is binding
-            outputs = ahead.outputs if fits else binding.new_outputs()
+            outputs = binding.new_outputs()
             self._execute(binding, arrays, outputs)
         return outputs
 
-    def _ahead(self, arrays: list[Array]) -> Ahead | None:
-        # Without the lock, which the run in flight holds.
-        binding = self._bindings.get(tuple([a.shape for a in arrays]))
-        try:
-            return None if binding is None else Ahead.of(binding)
-        except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
-            return None
+    def _prepared_run(self, arrays: list[Array]) -> Callable[[], dict[str, Any]]:
+        # Without the lock, which the run in flight holds. What is allocated here goes back to this thread's memory, and
+        # the system brings its pages while the other thread computes.
+        expected = self._bindings.get(tuple([a.shape for a in arrays]))
+        outputs: list[Array] = []
+        if expected is not None and self._queue.busy:
+            try:
+                outputs = expected.new_outputs(touched=True)
+            except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
+                expected = None
+        results = dict(zip(self._output_names, outputs))  # noqa: B905  (both or none)
+
+        def run() -> dict[str, Any]:
+            with self._lock:
+                binding = self._bound(arrays)
+                if not results or binding is not expected:
+                    return self._named(arrays, None, None)
+                self._execute(binding, arrays, outputs)
+            return results
+
+        return run
 
     def _run_into(self, arrays: list[Array], request: Request) -> dict[str, Any]:
         named = dict(zip(self._inputs.names, arrays, strict=True))

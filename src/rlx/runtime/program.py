@@ -20,7 +20,7 @@ from rlx.runtime.params import BoundWeights
 if TYPE_CHECKING:
     from rlx.ir.graph import Graph
 
-__all__ = ["Ahead", "Binding", "Program", "Variant"]
+__all__ = ["Binding", "Program", "Variant"]
 
 
 @dataclass
@@ -71,40 +71,21 @@ class Binding:
     compiled: CompiledGraph
     plain: Run
 
-    def new_outputs(self) -> list[Array]:
+    def new_outputs(self, *, touched: bool = False) -> list[Array]:
         """Return arrays for the outputs of a run.
+
+        Args:
+            touched: their pages are there, so that whoever writes to them need not wait for the system.
 
         Raises:
             OutOfMemoryError: there is no room for them.
         """
         try:
-            return [np.empty(shape, dtype) for shape, dtype in self.outputs]
+            outputs = [np.empty(shape, dtype) for shape, dtype in self.outputs]
         except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
             wanted = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.outputs)
             raise out_of_memory("outputs", wanted, self.env) from error
-
-
-@dataclass(slots=True)
-class Ahead:
-    """Outputs that are allocated before it is their run's turn.
-
-    Attributes:
-        binding: what they are for; if the run gets another one, they are not used.
-        outputs: the arrays.
-    """
-
-    binding: Binding
-    outputs: list[Array]
-
-    @staticmethod
-    def of(binding: Binding) -> Ahead:
-        """Allocate, and touch every page, so that the run need not wait for the system to bring them.
-
-        Raises:
-            OutOfMemoryError: there is no room for them.
-        """
-        outputs = binding.new_outputs()
-        for array in outputs:
+        for array in outputs if touched else ():
             if array.nbytes >= 2 * PAGESIZE:
                 array.reshape(-1).view(np.uint8)[::PAGESIZE] = 0
-        return Ahead(binding, outputs)
+        return outputs

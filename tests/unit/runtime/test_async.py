@@ -383,23 +383,25 @@ def test_what_is_called_later_takes_place_later(gated: Gated, what: str) -> None
 # -- run_pipelined ---------------------------------------------------------------------------------------------------
 
 
-def test_pipelined_runs_equal_runs_one_after_the_other(device: str) -> None:
+@pytest.mark.parametrize("form", [list, iter])
+def test_pipelined_runs_equal_runs_one_after_the_other(device: str, form: Any) -> None:
     m = rlx.compile(_twice(), device)
     inputs = [
         {"x": np.random.default_rng(i).standard_normal(i % 5 + 1, np.float32)} for i in range(16)
     ]
-    found = m.run_pipelined(inputs)
+    found = m.run_pipelined(form(inputs))
     assert len(found) == 16
     for given, results in zip(inputs, found, strict=True):
         want = m.run(given)
         assert list(results) == list(want)
         for name, value in results.items():
             assert value.tobytes() == want[name].tobytes()
-    assert m.run_pipelined([]) == []
-    assert list(m.run_pipelined(inputs[:2], ["z"])[1]) == ["z"]
+    assert m.run_pipelined(form([])) == []
+    assert list(m.run_pipelined(form(inputs[:2]), ["z"])[1]) == ["z"]
 
 
-def test_pipelined_runs_pass_their_state_on(device: str) -> None:
+@pytest.mark.parametrize("form", [list, iter])
+def test_pipelined_runs_pass_their_state_on(device: str, form: Any) -> None:
     with rlx.Graph("sum") as g:
         x = g.input("x", [3])
         total = g.state("total", [3])
@@ -407,7 +409,7 @@ def test_pipelined_runs_pass_their_state_on(device: str) -> None:
         g.output("y", total * 2 + x)
     inputs = [[_x(i)] for i in range(20)]
     m, one_by_one = rlx.compile(g, device), rlx.compile(g, device)
-    found = m.run_pipelined(inputs[:10]) + [f.result() for f in map(m.run_async, inputs[10:])]
+    found = m.run_pipelined(form(inputs[:10])) + [f.result() for f in map(m.run_async, inputs[10:])]
     for given, results in zip(inputs, found, strict=True):
         assert results["y"].tobytes() == one_by_one.run(given)["y"].tobytes()
     np.testing.assert_array_equal(m.state["total"].get(), _x(190))

@@ -202,7 +202,6 @@ _EXTERNAL: dict[str, Any] = {
 
 def test_external_data_is_part_of_the_model(tmp_path: Path) -> None:
     path = _dense(tmp_path / "m.onnx", **_EXTERNAL)
-    _settle(tmp_path / "w.bin")
     first, _ = _run(path)
     second, cached = _run(path)
     assert cached
@@ -333,8 +332,6 @@ def test_variants_and_options_keep_one_copy_of_equal_weights(
     tmp_path: Path, external: bool
 ) -> None:
     path = _affine(tmp_path / "m.onnx", **(_EXTERNAL if external else {}))
-    if external:
-        _settle(tmp_path / "w.bin")
     for expected in (False, True):
         with rlx.load(path, threads=1) as loaded:
             for rows in (3, 1):
@@ -371,8 +368,6 @@ def test_executables_of_one_file_hold_one_copy_of_what_they_packed(
     tmp_path: Path, external: bool, warm: bool
 ) -> None:
     path = _affine(tmp_path / "m.onnx", **(_EXTERNAL if external else {}))
-    if external:
-        _settle(tmp_path / "w.bin")
     given = {"x": _x(), "z": _z(3)}
     if warm:
         with rlx.load(path, threads=1) as loaded:
