@@ -233,7 +233,7 @@ def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
     types = [helper.make_tensor_value_info(n, 1, [3]) for n in ("x", "y")]
-    small = onnx.numpy_helper.from_array(np.float32([1, 2, 3]), "small")
+    small = onnx.numpy_helper.from_array(np.arange(1, 4, dtype=np.float32), "small")
     node = helper.make_node("Mul", ["x", "small"], ["y"])
     graph = helper.make_graph([node], "g", types[:1], types[1:], [small])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
