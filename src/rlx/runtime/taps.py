@@ -17,12 +17,13 @@ from rlx.base.dims import evaluate
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
-from rlx.ir.graph import Graph, Value
+from rlx.ir.graph import Graph, Node, Value
 from rlx.kernel.program import DimArg, Program, SlotArg, SlotKind, ThunkKind, ValueInfo
 
 __all__ = ["Stored", "named_values", "tap"]
 
 _RUNS = (ThunkKind.CALL, ThunkKind.HOST)
+_CONSTANT = "constant"
 
 
 class Stored:
@@ -145,10 +146,22 @@ def named_values(graph: Graph, *, nested: bool = False) -> dict[str, Value]:
             if result.name:
                 found.setdefault(result.name, result)
         name = node.location.name or node.location.source
-        if name and node.results and not (name in nodes and nodes[name].name):
+        if name and node.results and _stands_for(node, nodes.get(name)):
             nodes[name] = next((r for r in node.results if r.name), node.results[0])
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
     return {**nodes, **found, **outputs}
+
+
+def _stands_for(node: Node, before: Value | None) -> bool:
+    """Whether a node is what its name means, rather than the value that was taken for it before.
+
+    Constants among the operators that a node was imported as are its operands.
+    """
+    if before is None:
+        return True
+    if before.producer is not None and before.producer.op.name == _CONSTANT:
+        return True
+    return not before.name and node.op.name != _CONSTANT
 
 
 def tap(

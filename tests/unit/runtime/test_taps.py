@@ -229,6 +229,35 @@ def test_names_of_an_onnx_model_are_those_of_its_tensors_and_nodes() -> None:
         np.testing.assert_array_equal(got["y"], run.run({"x": x})["y"])
 
 
+def test_a_node_stands_for_its_result_and_not_for_a_small_tensor_that_it_reads() -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    types = [helper.make_tensor_value_info(n, 1, ["N", c, "L"]) for n, c in (("x", 2), ("y", 3))]
+    weights = {"w": numbers(3, 2, 1), "b": numbers(3), "m": np.zeros(3, np.float32)}
+    weights |= {"v": np.ones(3, np.float32), "low": np.float32(-0.5), "high": np.float32(0.5)}
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv"),
+        helper.make_node("BatchNormalization", ["c", "v", "b", "m", "v"], ["n"], name="norm"),
+        helper.make_node("Clip", ["n", "low", "high"], ["k"], name="clip"),
+        helper.make_node("Constant", [], ["two"], name="number", value_float=2.0),
+        helper.make_node("Mul", ["k", "two"], ["y"], name="twice"),
+    ]
+    tensors = [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
+    graph = helper.make_graph(nodes, "g", types[:1], types[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    run = rlx.load(model.SerializeToString())
+    x = numbers(2, 2, 5)
+    by_node = run.expose("conv", "norm", "clip", "number", "twice").run([x])
+    by_tensor = run.expose("c", "n", "k", "two").run([x])
+    for node, tensor in (("conv", "c"), ("norm", "n"), ("clip", "k"), ("number", "two")):
+        np.testing.assert_array_equal(by_node[node], by_tensor[tensor])
+    np.testing.assert_array_equal(by_node["twice"], by_node["y"])
+    assert by_node["number"] == 2
+    np.testing.assert_allclose(
+        by_tensor["c"][0, :, 0], weights["w"][:, :, 0] @ x[0, :, 0] + weights["b"], rtol=1e-6
+    )
+
+
 def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
