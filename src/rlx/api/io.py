@@ -20,6 +20,7 @@ from rlx.base.precision import OpClass, PrecisionPolicy
 from rlx.base.rng import RngPolicy
 from rlx.base.target import Target
 from rlx.runtime.cache import graph_cache
+from rlx.runtime.entry import PACKAGE_MAGIC
 from rlx.runtime.executable import Executable
 from rlx.runtime.source import graph_source
 
@@ -89,6 +90,11 @@ def load(  # noqa: PLR0913  (options, by keyword)
 
     backend, target, options = choose(device, threads, precision, host_ops)
     opened = open_model(model, folder)
+    if bytes(opened.data[: len(PACKAGE_MAGIC)]) == PACKAGE_MAGIC:
+        raise UsageError(
+            f"{opened.name} is a package of compiled programs, not a model: rlx.open opens it, and rlx run, inspect "
+            "and profile take it"
+        )
     source = onnx_source(opened, checked_dims(dims), backend, target, options)
     given = {"threads": threads, "precision": precision, "dims": dims, "host_ops": host_ops}
     source.recipe = model_recipe(

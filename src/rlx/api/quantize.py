@@ -73,7 +73,7 @@ def calibrate(  # noqa: PLR0913  (options by keyword)
     arrays = inputs.arrays(inputs.given(samples[0]))
     extents = inputs.environment([a.shape for a in arrays])
     graph = clean(source.build(extents, {}))
-    selection = Selection(tuple(ops), tuple(exclude))
+    selection = _selection(ops, exclude)
     seen = {name: Histogram() for name in activations(graph, selection)}
     for start in range(0, len(seen), _AT_ONCE):
         copied = clone_graph(graph)  # whose values come in the same order, some without their names
@@ -148,7 +148,7 @@ def quantize(  # noqa: PLR0913  (options by keyword)
     graph = clean(source.build(extents, {}))
     count = quantize_graph(
         graph,
-        Selection(tuple(ops), tuple(exclude)),
+        _selection(ops, exclude),
         None if calibration is None else calibration.ranges,
         DType.of(activation_dtype),
         per_channel=per_channel,
@@ -160,6 +160,13 @@ def quantize(  # noqa: PLR0913  (options by keyword)
     made = Graph(graph.name)
     made.ir = graph
     return made
+
+
+def _selection(ops: Sequence[str], exclude: Sequence[str]) -> Selection:
+    for what, given in (("ops", ops), ("exclude", exclude)):
+        if isinstance(given, str):
+            raise UsageError(f"{what} is a list: {what}=[{given!r}]")
+    return Selection(tuple(ops), tuple(exclude))
 
 
 def _source(

@@ -18,6 +18,7 @@ __all__ = ["backend_names", "get_backend"]
 _GROUP = "rlx.backends"
 _OWN = ("cpu", "null", "reference")
 """The entry points of this package, known without reading the metadata of everything installed (20 ms)."""
+_GPUS = ("cuda", "gpu", "metal", "mps", "nvidia", "rocm", "xpu")
 
 
 @cache
@@ -51,5 +52,7 @@ def get_backend(name: str) -> Backend:
     except ImportError as error:
         raise DeviceError(f"backend {name!r} failed to load: {error}") from error
     known = ", ".join(backend_names())
-    hint = did_you_mean(name, _entries())
+    hint = did_you_mean(name.lower(), backend_names())
+    if name.lower() in _GPUS:
+        hint = " rlx does not run on GPUs yet"
     raise UsageError(f"no backend {name!r} is installed; installed are {known}.{hint}")

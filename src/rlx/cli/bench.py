@@ -65,7 +65,7 @@ def bench(  # noqa: PLR0913, PLR0917  (every parameter is an option of the comma
         "median ms",
         "p10 ms",
         "p90 ms",
-        "rlx is faster by",
+        "time / rlx",
         "largest difference",
     )
     show_table(f"{model.name}, {threads} thread(s), {processes} processes each", columns, rows)

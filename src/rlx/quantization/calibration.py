@@ -43,7 +43,7 @@ class Calibration:
         """Read what `save` wrote.
 
         Raises:
-            UsageError: the file holds something else.
+            UsageError: there is no such file, or it holds something else.
         """
         try:
             content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -51,9 +51,14 @@ class Calibration:
                 raise UsageError(f"{path} has format {content['format']!r}, not {_FORMAT!r}")
             ranges = {str(n): Range(float(a), float(b)) for n, (a, b) in content["ranges"].items()}
             extents = {str(n): _extent(v) for n, v in content["extents"].items()}
+        except OSError as error:
+            raise UsageError(f"no calibration can be read from {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{path} is no calibration of rlx: it is no text") from error
+        except KeyError as error:
+            raise UsageError(f"{path} is no calibration of rlx: it has no {error}") from error
         except (
             AttributeError,
-            KeyError,
             OverflowError,
             RecursionError,
             TypeError,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BROKEN",
+    "PACKAGE_MAGIC",
     "Restored",
     "Signature",
     "array_from_bytes",
@@ -41,6 +42,8 @@ __all__ = [
     "signature_to_data",
 ]
 
+PACKAGE_MAGIC = b"rlxpack"
+"""What a package begins with."""
 BROKEN = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RlxError)
 """What reading data of another form raises."""
 

@@ -82,7 +82,9 @@ class Inputs:
                 f"run takes inputs by name in a dict, or all of them in a list, not a {type(inputs).__name__}"
             )
         if len(inputs) != len(self.names):
-            raise UsageError(f"{self._model} takes {len(self.names)} inputs, not {len(inputs)}")
+            raise UsageError(
+                f"{self._model} takes {len(self.names)} input(s) ({', '.join(self.names)}), not {len(inputs)}"
+            )
         return list(inputs)
 
     def by_name(self, inputs: Mapping[str, Any]) -> list[Any]:
@@ -106,7 +108,9 @@ class Inputs:
             UsageError: as `by_name`, or there are too many, or one is given twice.
         """
         if len(args) > len(self.names):
-            raise UsageError(f"{self._model} takes {len(self.names)} inputs, not {len(args)}")
+            raise UsageError(
+                f"{self._model} takes {len(self.names)} input(s) ({', '.join(self.names)}), not {len(args)}"
+            )
         given = dict(zip(self.names, args, strict=False))
         twice = [n for n in kwargs if n in given]
         if twice:
@@ -195,11 +199,11 @@ class Inputs:
         later: list[tuple[TensorSpec, Dim, int]] = []
         for spec, (_, _, declared), shape in zip(self.specs, self._declared, shapes, strict=True):
             _check_form(spec, declared, shape)
-            for dim, extent in zip(declared, shape, strict=True):
+            for axis, (dim, extent) in enumerate(zip(declared, shape, strict=True)):
                 if isinstance(dim, int):
                     if dim != extent:
                         raise UsageError(
-                            f"input {spec} got shape {list(shape)}; extent {dim} is fixed"
+                            f"input {spec} got shape {list(shape)}; extent {dim} of axis {axis} is fixed"
                         )
                 elif (name := lone_symbol(dim)) is not None:
                     if env.setdefault(name, extent) != extent:
@@ -243,6 +247,11 @@ def _shape(spec: TensorSpec, given: Any) -> tuple[int, ...]:
 def _from_python(spec: TensorSpec, array: Array) -> Array:
     """Plain Python numbers and lists take the declared dtype if that loses nothing."""
     wanted = spec.dtype.numpy
+    if array.dtype.kind in "SU":
+        raise UsageError(
+            f"input {spec} got text; pass numbers or an array of {wanted} (`run` takes inputs first, then the names of "
+            "outputs)"
+        )
     if array.dtype == object or array.dtype.kind not in "biuf":
         raise UsageError(
             f"input {spec} got {array.dtype} data; pass numbers or an array of {wanted}"

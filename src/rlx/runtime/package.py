@@ -42,6 +42,7 @@ from rlx.base.store import digest
 from rlx.base.target import Target
 from rlx.runtime.entry import (
     BROKEN,
+    PACKAGE_MAGIC,
     Restored,
     Signature,
     array_from_bytes,
@@ -58,7 +59,7 @@ from rlx.runtime.weight_plan import Default, WeightPlan
 __all__ = ["Contents", "Package", "write_package"]
 
 _FORMAT = 1
-_MAGIC = b"rlxpack" + bytes([_FORMAT])
+_MAGIC = PACKAGE_MAGIC + bytes([_FORMAT])
 _HEAD = 64
 _ALIGNMENT = 64
 _PAGE = 4096
@@ -145,7 +146,7 @@ def write_package(
         options: and how.
 
     Raises:
-        UsageError: the programs have parts that only this process can hold.
+        UsageError: the programs have parts that only this process can hold, or there is no such folder.
         OSError: the file cannot be written.
     """
     if not isinstance(backend, SavingBackend):
@@ -182,6 +183,9 @@ def write_package(
     }
     text = json.dumps(head, separators=(",", ":")).encode()
     checksum = hashlib.sha256(text).digest()
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise UsageError(f"a package cannot be written to {path}: {why}")
     part = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         with part.open("xb", buffering=0) as file:
@@ -279,7 +283,7 @@ class Package:
         self._target, self._options = target, options
         self._prepare = partial(backend.passes, target)  # also imports the backend's operators
         self._data = data
-        if len(data) < _HEAD or bytes(data[:7]) != _MAGIC[:7]:
+        if len(data) < _HEAD or bytes(data[: len(PACKAGE_MAGIC)]) != PACKAGE_MAGIC:
             raise ParseError(f"{name} is not a package of rlx; make one with Executable.save")
         if data[7] != _FORMAT:
             raise ParseError(

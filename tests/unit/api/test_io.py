@@ -24,6 +24,10 @@ def test_devices_lists_what_device_accepts() -> None:
     names = [d.name for d in rlx.devices()]
     assert "reference" in names
     assert all(d.description for d in rlx.devices())
+    with pytest.raises(rlx.UsageError, match=r"no backend 'CPU'.*Did you mean 'cpu'"):
+        rlx.load(b"", "CPU")
+    with pytest.raises(rlx.UsageError, match="does not run on GPUs yet"):
+        rlx.load(b"", "cuda")
     with pytest.raises(rlx.UsageError, match=r"no backend 'cqu'.*cpu"):
         rlx.compile(_graph(), "cqu")
     with pytest.raises(

@@ -71,7 +71,7 @@ def test_an_input_cannot_be_given_twice_or_too_often(device: str) -> None:
     run = rlx.compile(_two(), device)
     with pytest.raises(rlx.UsageError, match="'first' is given by position and by name"):
         run(_ones(1, 3), first=_ones(1, 3))
-    with pytest.raises(rlx.UsageError, match="takes 2 inputs, not 3"):
+    with pytest.raises(rlx.UsageError, match=r"takes 2 input\(s\) \(.*\), not 3"):
         run(_ones(1, 3), _ones(1, 3), _ones(1, 3))
 
 
@@ -89,7 +89,7 @@ def test_another_rank_or_extent_is_refused(device: str) -> None:
     run = rlx.compile(_scale(), device)
     with pytest.raises(rlx.UsageError, match=r"x: f32\[N,3\] got an array of rank 1, shape \[3\]"):
         run(_ones(3))
-    with pytest.raises(rlx.UsageError, match=r"got shape \[2, 4\]; extent 3 is fixed"):
+    with pytest.raises(rlx.UsageError, match=r"got shape \[2, 4\]; extent 3 of axis 1 is fixed"):
         run(_ones(2, 4))
     two = rlx.compile(_two(), device)
     with pytest.raises(

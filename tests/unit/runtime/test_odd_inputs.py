@@ -87,7 +87,7 @@ class _Abroad:
         (np.zeros((4, 3), "i4,f4"), "got dtype"),
         (np.ma.masked_array(_X, mask=_X < 0), r"masked array.*fill them with \.filled"),
         (None, "got object data"),
-        ("abc", "got <U3 data"),
+        ("abc", "got text; pass numbers"),
         ({}, "got object data"),
         (1.5, "array of rank 0"),
         (np.float32(1), "array of rank 0"),

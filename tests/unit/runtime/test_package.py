@@ -226,7 +226,7 @@ def test_what_cannot_be_saved_says_why(tmp_path: Path) -> None:
     with pytest.raises(rlx.UsageError, match="'reference' cannot be saved"):
         reference.save(tmp_path / "m.rlxp")
     run(_X)
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(rlx.UsageError, match="missing"):
         run.save(tmp_path / "missing" / "m.rlxp")
     run.close()
     with pytest.raises(rlx.UsageError, match="closed"):
@@ -471,3 +471,18 @@ def test_failures_of_a_run_name_their_node(tmp_path: Path) -> None:
     assert run(np.array([7]), np.array([2])) == [3]
     with pytest.raises(rlx.ExecutionError, match=r"division by zero in .*element 0"):
         run(np.array([4]), np.array([0]))
+
+
+def test_a_package_is_told_from_a_model_and_a_folder_from_a_file(tmp_path: Path) -> None:
+    with rlx.Graph("g") as g:
+        g.output("y", g.input("x", [2]) + 1)
+    m = rlx.compile(g)
+    m.save(tmp_path / "m.rlxp")
+    with pytest.raises(rlx.UsageError, match="is a package of compiled programs, not a model"):
+        rlx.load(tmp_path / "m.rlxp")
+    with pytest.raises(rlx.UsageError, match=r"rlx\.compile compiles an rlx\.Graph"):
+        rlx.load(g)
+    with pytest.raises(rlx.UsageError, match=r"x\.rlxp: there is no folder .*none"):
+        m.save(tmp_path / "none" / "x.rlxp")
+    with pytest.raises(rlx.UsageError, match="it is a folder"):
+        m.save(tmp_path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import rlx.frontends.onnx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from rlx.base.diagnostics import did_you_mean
 from rlx.base.errors import UnsupportedOpError
 from rlx.frontends.onnx.graph import (
     AttributeRef,
@@ -40,7 +41,8 @@ def check_supported(model: Model) -> None:
     if survey.found:
         lines = [f"  {what}: {_names(nodes)}" for what, nodes in survey.found.items()]
         raise UnsupportedOpError(
-            f"{model.source}: the model uses what rlx does not run:\n" + "\n".join(lines)
+            f"{model.source}: the model uses what rlx does not run (rlx.op adds operators of your own):\n"
+            + "\n".join(lines)
         )
 
 
@@ -145,4 +147,7 @@ def _hint(node: Node, version: int) -> str:
     rows = mapped_ops().get((node.domain, node.op_type))
     if rows:
         return f" in version {version} (supported from {rows[0].since} on)"
-    return ""
+    hint = did_you_mean(
+        node.op_type, [name for domain, name in mapped_ops() if domain == node.domain]
+    )
+    return f" ({hint.strip()})" if hint else ""

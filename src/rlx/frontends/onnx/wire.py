@@ -528,7 +528,9 @@ def _skip(tag: int, data: Data, pos: int, end: int) -> int:
 
 
 def _refuse_length(size: int, room: int) -> NoReturn:
-    raise ParseError(f"a length of {size} bytes, but only {max(room, 0)} are left in its message")
+    raise ParseError(
+        f"a length of {size} bytes, but only {max(room, 0)} are left in its message: the file is cut off or damaged"
+    )
 
 
 def _number(record: Record, name: str, action: int, data: Data, pos: int) -> int:
