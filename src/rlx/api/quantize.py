@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlx.api.graph import Graph
 from rlx.api.io import choose
+from rlx.base.dims import symbols_of
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.ir.clone import clone_graph
@@ -144,6 +145,12 @@ def quantize(  # noqa: PLR0913  (options by keyword)
     source = _source(model, folder, dims)
     extents = dict(source.uppers)
     if calibration is not None:
+        known = {s for _, _, shape in source.inputs for d in shape for s in symbols_of(d)}
+        foreign = sorted(calibration.extents.keys() - known)
+        if foreign:
+            raise UsageError(
+                f"the calibration is of another model: {source.name} has no extent {foreign[0]!r}; calibrate this one"
+            )
         extents.update(calibration.extents)
     graph = clean(source.build(extents, {}))
     count = quantize_graph(

@@ -280,6 +280,10 @@ def test_arguments_are_checked() -> None:
         rlx.calibrate(_mlp(), _samples(), percentile=3)
     with pytest.raises(rlx.UsageError, match="'u8' or 'i8'"):
         rlx.quantize(_mlp(), activation_dtype="i4")
+    with pytest.raises(rlx.UsageError, match=r"exclude is a list: exclude=\['fc'\]"):
+        rlx.quantize(_mlp(), exclude="fc")
+    with pytest.raises(rlx.UsageError, match=r"calibration is of another model.*'seq'"):
+        rlx.quantize(_mlp(), rlx.Calibration({}, {"seq": 3}))
 
 
 def test_a_saved_calibration_quantises_alike(tmp_path: Path) -> None:

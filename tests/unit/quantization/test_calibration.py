@@ -12,6 +12,18 @@ from rlx.quantization.calibration import Calibration
 from rlx.quantization.ranges import Range
 
 
+def test_what_is_no_calibration_says_why(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(bytes(range(256)))
+    (tmp_path / "empty").write_text("{}")
+    for name, why in (
+        ("bytes", "it is no text$"),
+        ("empty", "it has no 'format'$"),
+        ("none", "No such"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            Calibration.load(tmp_path / name)
+
+
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
     made = Calibration({"a": Range(-1.5, 2.0), "b": Range(0.0, 1 / 3)}, {"N": 4})
     made.save(tmp_path / "c.json")

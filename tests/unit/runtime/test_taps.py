@@ -234,7 +234,8 @@ def test_a_node_stands_for_its_result_and_not_for_a_small_tensor_that_it_reads()
     helper = onnx.helper
     types = [helper.make_tensor_value_info(n, 1, ["N", c, "L"]) for n, c in (("x", 2), ("y", 3))]
     weights = {"w": numbers(3, 2, 1), "b": numbers(3), "m": np.zeros(3, np.float32)}
-    weights |= {"v": np.ones(3, np.float32), "low": np.float32(-0.5), "high": np.float32(0.5)}
+    weights["v"] = np.ones(3, np.float32)
+    weights |= {"low": np.array(-0.5, np.float32), "high": np.array(0.5, np.float32)}
     nodes = [
         helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv"),
         helper.make_node("BatchNormalization", ["c", "v", "b", "m", "v"], ["n"], name="norm"),
@@ -242,7 +243,7 @@ def test_a_node_stands_for_its_result_and_not_for_a_small_tensor_that_it_reads()
         helper.make_node("Constant", [], ["two"], name="number", value_float=2.0),
         helper.make_node("Mul", ["k", "two"], ["y"], name="twice"),
     ]
-    tensors = [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in weights.items()]
+    tensors = [onnx.numpy_helper.from_array(v, n) for n, v in weights.items()]
     graph = helper.make_graph(nodes, "g", types[:1], types[1:], tensors)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     run = rlx.load(model.SerializeToString())
@@ -253,9 +254,8 @@ def test_a_node_stands_for_its_result_and_not_for_a_small_tensor_that_it_reads()
         np.testing.assert_array_equal(by_node[node], by_tensor[tensor])
     np.testing.assert_array_equal(by_node["twice"], by_node["y"])
     assert by_node["number"] == 2
-    np.testing.assert_allclose(
-        by_tensor["c"][0, :, 0], weights["w"][:, :, 0] @ x[0, :, 0] + weights["b"], rtol=1e-6
-    )
+    expected = numbers(3, 2, 1)[:, :, 0] @ x[0, :, 0] + numbers(3)
+    np.testing.assert_allclose(by_tensor["c"][0, :, 0], expected, rtol=1e-6)
 
 
 def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
