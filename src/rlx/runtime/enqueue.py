@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlx.base.errors import UsageError
-from rlx.base.numeric import Array
-from rlx.runtime.inputs import Inputs
+from rlx.runtime.inputs import Inputs, Matched
 from rlx.runtime.queue import RunFuture, RunQueue, Series
 
 __all__ = ["Enqueuing"]
@@ -24,14 +23,14 @@ class Enqueuing:
 
     def _named(
         self,
-        arrays: list[Array],
+        arrays: Matched,
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
     ) -> dict[str, Any]:
         """Run once, when it is its turn, and return outputs by name."""
         raise NotImplementedError
 
-    def _prepared_run(self, arrays: list[Array]) -> Callable[[], dict[str, Any]]:
+    def _prepared_run(self, arrays: Matched) -> Callable[[], dict[str, Any]]:
         """Return `_named` of all outputs, with as much of it done as can be before it is its turn."""
         raise NotImplementedError
 
@@ -104,7 +103,8 @@ class Enqueuing:
         series: Series | None = None,
     ) -> RunFuture:
         _check_queue(bound)
-        arrays = [np.array(a) for a in self._inputs.arrays(self._inputs.given(inputs))]
+        matched = self._inputs.arrays(self._inputs.given(inputs))
+        arrays = Matched(matched.inputs, [np.array(a) for a in matched])
         if isinstance(
             outputs, list
         ):  # what the caller does to lists and dicts later changes nothing

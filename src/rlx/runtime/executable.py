@@ -29,7 +29,7 @@ from rlx.base.target import Target
 from rlx.runtime.enqueue import Enqueuing
 from rlx.runtime.entry import Signature
 from rlx.runtime.forks import watch_forks
-from rlx.runtime.inputs import Inputs, TensorSpec
+from rlx.runtime.inputs import Inputs, Matched, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Discarded, Request
 from rlx.runtime.params import Params
@@ -236,7 +236,7 @@ class Executable(Enqueuing, Weighted, Observable):
                 self._maker.backend,
                 self._maker.target,
                 self._maker.options,
-                self.rng,
+                self._rng.policy,
                 like=self,
             )
         if values is not None:
@@ -329,13 +329,13 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def _named(
         self,
-        arrays: list[Array],
+        arrays: Matched,
         outputs: Sequence[str] | None,
         out: Mapping[str, Any] | Sequence[Any] | None,
     ) -> dict[str, Any]:
         if outputs is None and out is None:
-            results = self._run(arrays)
-            return dict(zip(self._output_names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
+            binding, results = self._run(arrays)
+            return dict(zip(binding.names, results))  # noqa: B905  (as many by construction; every 0.1 us counts)
         return self._run_into(arrays, Request(outputs, out))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -346,8 +346,8 @@ class Executable(Enqueuing, Weighted, Observable):
         """
         arrays = self._inputs.arrays(self._inputs.mixed(args, kwargs))
         self._settle()
-        results = self._run(arrays)
-        return results[0] if len(results) == 1 else self._result_type(*results)
+        binding, results = self._run(arrays)
+        return results[0] if len(results) == 1 else binding.result_type(*results)
 
     def warmup(self, shapes: Mapping[str, Sequence[int]] | None = None) -> Executable:
         """Compile (and run once on zeros) for these input shapes; with none, for the upper bounds.
@@ -388,7 +388,7 @@ class Executable(Enqueuing, Weighted, Observable):
             measure,
         )
 
-        with self._exclusive(), self.state.untouched():
+        with self._exclusive(), self.state.kept():
             source, policy = self._source, self._rng.policy
             least = check_threshold(at_least)
             fixed = check_extents(source.name, extents, self._inputs.symbols(), source.uppers)
@@ -413,14 +413,14 @@ class Executable(Enqueuing, Weighted, Observable):
                     self._variants.drop(made)
         return Specialization(fixed, *times, kept)
 
-    def _run(self, arrays: list[Array]) -> list[Array]:
+    def _run(self, arrays: Matched) -> tuple[Binding, list[Array]]:
         with self._lock:
             binding = self._bound(arrays)
             outputs = binding.new_outputs()
             self._execute(binding, arrays, outputs)
-        return outputs
+        return binding, outputs
 
-    def _prepared_run(self, arrays: list[Array]) -> Callable[[], dict[str, Any]]:
+    def _prepared_run(self, arrays: Matched) -> Callable[[], dict[str, Any]]:
         # Without the lock, which the run in flight holds. What is allocated here goes back to this thread's memory, and
         # the system brings its pages while the other thread computes.
         expected = self._bindings.get(tuple([a.shape for a in arrays]))
@@ -430,7 +430,7 @@ class Executable(Enqueuing, Weighted, Observable):
                 outputs = expected.new_outputs(touched=True)
             except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
                 expected = None
-        results = dict(zip(self._output_names, outputs))  # noqa: B905  (both or none)
+        results = {} if expected is None else dict(zip(expected.names, outputs))  # noqa: B905  (all or none)
 
         def run() -> dict[str, Any]:
             with self._lock:
@@ -442,10 +442,10 @@ class Executable(Enqueuing, Weighted, Observable):
 
         return run
 
-    def _run_into(self, arrays: list[Array], request: Request) -> dict[str, Any]:
-        named = dict(zip(self._inputs.names, arrays, strict=True))
+    def _run_into(self, arrays: Matched, request: Request) -> dict[str, Any]:
         with self._lock:
             binding = self._bound(arrays)
+            named = dict(zip(self._inputs.names, arrays, strict=True))
             targets, handed = request.targets(self.outputs, binding.outputs, named, self._discarded)
             self._execute(binding, arrays, targets)
         return handed
@@ -584,10 +584,15 @@ class Executable(Enqueuing, Weighted, Observable):
 
     # -- binding shapes ----------------------------------------------------------------------------------------------
 
-    def _bound(self, arrays: list[Array]) -> Binding:
+    def _bound(self, arrays: Matched) -> Binding:
         """Return what to run for these inputs. The lock is held."""
         if self._forked or self._closed or self._turn.thread is not None:
             self._check_usable()
+        if arrays.inputs is not self._inputs:
+            raise UsageError(
+                f"states of {self._source.name} were bound before it was this run's turn: it has other inputs now, "
+                f"{', '.join(self._inputs.names) or 'none'}"
+            )
         key = tuple([a.shape for a in arrays])
         return self._bindings.get(key) or self._bind(key)
 
@@ -632,7 +637,15 @@ class Executable(Enqueuing, Weighted, Observable):
         compiled = variant.program.compiled
         fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
         plain = self.state.running(compiled, fed)
-        return Binding(checked_run(compiled, plain), env, outputs, compiled, plain)
+        return Binding(
+            checked_run(compiled, plain),
+            env,
+            outputs,
+            compiled,
+            plain,
+            self._output_names,
+            self._result_type,
+        )
 
     def _set_outputs(self, signature: Signature) -> None:
         names = self._output_names = [n for n, _, _ in signature.outputs]

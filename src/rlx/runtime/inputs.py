@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -46,6 +46,20 @@ class TensorSpec:
 
 _FIT = 0x1 | 0x100
 """Bits of `ndarray.flags.num`: C-contiguous, and every element at a multiple of its size."""
+
+
+class Matched(list[Array]):
+    """The arrays of one call, in the order of the inputs that they were matched to.
+
+    Attributes:
+        inputs: these inputs. An executable has others once states are bound.
+    """
+
+    __slots__ = ("inputs",)
+
+    def __init__(self, inputs: Inputs, arrays: Iterable[Array] = ()) -> None:
+        super().__init__(arrays)
+        self.inputs = inputs
 
 
 class Inputs:
@@ -129,13 +143,13 @@ class Inputs:
 
     # -- arrays ------------------------------------------------------------------------------------------------------
 
-    def arrays(self, given: Sequence[Any]) -> list[Array]:
+    def arrays(self, given: Sequence[Any]) -> Matched:
         """Return C-contiguous arrays of the declared dtypes; the given ones where they are that.
 
         Raises:
             UsageError: an object is not of the declared dtype.
         """
-        arrays: list[Array] = []
+        arrays = Matched(self)
         for item, dtype in zip(given, self._dtypes, strict=True):
             ok = type(item) is np.ndarray and item.dtype == dtype and item.flags.num & _FIT == _FIT
             arrays.append(item if ok else self._accept(len(arrays), item))
@@ -156,7 +170,7 @@ class Inputs:
             return array.copy()
         return np.ascontiguousarray(array).reshape(array.shape)
 
-    def zeros(self, shapes: Mapping[str, Sequence[int]], uppers: Mapping[str, int]) -> list[Array]:
+    def zeros(self, shapes: Mapping[str, Sequence[int]], uppers: Mapping[str, int]) -> Matched:
         """Return arrays of zeros, of these shapes where given, else with these values of the symbols.
 
         Raises:
@@ -172,7 +186,7 @@ class Inputs:
                 raise UsageError(
                     f"warmup: {self._model} has no input {name!r}.{did_you_mean(name, self.names)}"
                 )
-        arrays: list[Array] = []
+        arrays = Matched(self)
         for spec, (name, dtype, shape) in zip(self.specs, self._declared, strict=True):
             if name in shapes:
                 extents = _shape(spec, shapes[name])

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from mmap import PAGESIZE
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -63,6 +63,8 @@ class Binding:
         outputs: shapes and dtypes.
         compiled: what runs in the end.
         plain: what a call does if nothing is checked meanwhile.
+        names: of the outputs.
+        result_type: named tuple of the outputs.
     """
 
     run: Run
@@ -70,6 +72,8 @@ class Binding:
     outputs: Bound
     compiled: CompiledGraph
     plain: Run
+    names: list[str]
+    result_type: Any
 
     def new_outputs(self, *, touched: bool = False) -> list[Array]:
         """Return arrays for the outputs of a run.

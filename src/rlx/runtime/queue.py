@@ -78,12 +78,16 @@ class RunFuture(Future[Results]):
     Args:
         name: of the executable.
         turn: of the executable.
+
+    Attributes:
+        refused: it will be cancelled, since its queue takes no runs any more.
     """
 
     def __init__(self, name: str, turn: Turn) -> None:
         super().__init__()
         self._process = os.getpid()
         self._name, self._turn = name, turn
+        self.refused = False
 
     def result(self, timeout: float | None = None) -> Results:
         """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
@@ -94,17 +98,20 @@ class RunFuture(Future[Results]):
             UsageError: this is a fork of the process whose run it is, or a thread that the run waits for: an
                 operator of a run before it, or a callback.
         """
-        self._check_here()
+        self._check_here(timeout)
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return what the run raised, if anything; see `result`."""
-        self._check_here()
+        self._check_here(timeout)
         return super().exception(timeout)
 
-    def _check_here(self) -> None:
+    def _check_here(self, timeout: float | None) -> None:
         if not self.done():
-            self._turn.check_wait(self._name)
+            if self.refused:
+                raise CancelledError
+            if timeout is None:
+                self._turn.check_wait(self._name)
         if os.getpid() != self._process:
             raise UsageError(
                 "this run belongs to the process this one was forked from; run it here"
@@ -237,12 +244,14 @@ class RunQueue:
             self._closed = True
             waiting = [future for future, *_ in self._waiting]
             self._waiting.clear()
-        for future in waiting:  # without the lock: this calls callbacks
-            future.cancel()
-            future.set_running_or_notify_cancel()
-        with self._changed:
+            for future in waiting:
+                future.refused = True
             self._end(len(waiting))
             self._changed.notify_all()
+        # Callbacks may use the executable and the other futures: nothing here is held or counted any more.
+        for future in waiting:
+            future.cancel()
+            future.set_running_or_notify_cancel()
 
     def _end(self, runs: int = 1) -> None:
         self._ended += runs

@@ -239,9 +239,7 @@ class States(Mapping[str, StateHandle]):
             raise UsageError(f"the snapshot has states {unknown}, {self._model} has {list(self)}")
         checked = {n: self._checked(self._declared[n], a) for n, a in values.items()}
         with self._exclusive():
-            self._drop([n for n in self._declared if n not in checked])
-            for name, array in checked.items():
-                self._store(name, array)
+            self._put_back(checked)
 
     def __repr__(self) -> str:
         return f"<States {', '.join(map(str, self._declared.values())) or 'none'}>"
@@ -350,6 +348,20 @@ class States(Mapping[str, StateHandle]):
             yield
         finally:
             self.restore(kept)
+
+    @contextmanager
+    def kept(self) -> Generator[None]:
+        """Do the same while the caller holds the lock."""
+        before = self.values_now()
+        try:
+            yield
+        finally:
+            self._put_back(before.values)
+
+    def _put_back(self, values: Mapping[str, Array]) -> None:
+        self._drop([n for n in self._declared if n not in values])
+        for name, array in values.items():
+            self._store(name, array)
 
     def close(self) -> None:
         """Give the memory back."""

@@ -94,6 +94,8 @@ class Stored:
         if producer is None:
             return "it is a weight, which the program reads in another form"
         remedy = f"expose({name!r}) compiles a variant that keeps it"
+        if producer.op.name == _CONSTANT:
+            return f"it is a constant, which was folded or is one with an equal constant; {remedy}"
         if not value.name:
             return f"node {producer.location} gives its result no name; name it, or {remedy}"
         for thunk in reversed(self.program.thunks):

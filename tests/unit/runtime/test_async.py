@@ -253,9 +253,11 @@ def test_a_callback_cannot_wait_for_a_later_run(gated: Gated) -> None:
 
     def callback(_: Future[dict[str, Any]]) -> None:
         try:
-            later.result(_SECONDS)
+            later.result()
         except rlx.UsageError as error:
             told.append(str(error))
+        with pytest.raises(TimeoutError):
+            later.result(0)
         done.set()
 
     first.add_done_callback(callback)
@@ -265,6 +267,87 @@ def test_a_callback_cannot_wait_for_a_later_run(gated: Gated) -> None:
         "twice does its enqueued runs in this thread: a callback cannot wait for a later one"
     ]
     np.testing.assert_array_equal(_y(later), _x(2))
+
+
+@pytest.mark.parametrize("use", ["run", "rng", "close", "snapshot", "result", "run_async"])
+def test_callbacks_of_runs_that_close_cancels_hang_nothing(gated: Gated, use: str) -> None:
+    m, gate = gated(_twice())
+    futures = [m.run_async([_x(i)]) for i in range(4)]
+    gate.wait_for(1)
+    ended: list[str] = []
+    ways: dict[str, Callable[[], Any]] = {
+        "run": lambda: m.run([_x(1)]),
+        "rng": lambda: m.rng,
+        "close": m.close,
+        "snapshot": m.state.snapshot,
+        "result": futures[3].result,
+        "run_async": lambda: m.run_async([_x(1)]).result(),
+    }
+
+    def callback(_: Future[dict[str, Any]]) -> None:
+        try:
+            ways[use]()
+        except (rlx.UsageError, CancelledError) as error:
+            ended.append(type(error).__name__)
+        else:
+            ended.append("done")
+
+    futures[1].add_done_callback(callback)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    threading.Timer(0.1, gate.open).start()
+    closing.join(_SECONDS)
+    assert not closing.is_alive()
+    assert len(ended) == 1
+    np.testing.assert_array_equal(_y(futures[0]), _x(0))
+    assert all(f.cancelled() for f in futures[1:])
+
+
+def test_clones_and_special_programs_are_made_while_others_enqueue() -> None:
+    m = rlx.compile(_twice(), "cpu", dims={"N": 8}, threads=1)
+    stop = threading.Event()
+
+    def enqueue() -> None:
+        while not stop.is_set():
+            m.run_async([_x(1, 8)])
+
+    def make() -> None:
+        for _ in range(200):
+            m.clone().close()
+        m.specialize({"N": 8}, at_least=0)
+
+    threads = [threading.Thread(target=t, daemon=True) for t in (enqueue, make)]
+    for thread in threads:
+        thread.start()
+    threads[1].join(_SECONDS)
+    stop.set()
+    assert not threads[1].is_alive()
+    threads[0].join(_SECONDS)
+    assert m.variants == 2
+
+
+def test_runs_that_wait_while_states_are_bound_say_so() -> None:
+    with rlx.Graph("step") as g:
+        x, h = g.input("x", [3]), g.input("h", [3])
+        g.output("y", x + h)
+        g.output("z", x * 2)
+    m = rlx.compile(g)
+    m.warmup()
+    bound = threading.Event()
+
+    def bind(_: Future[dict[str, Any]]) -> None:
+        m.bind_state({"y": "h"})
+        bound.set()
+
+    with m._lock:  # pyright: ignore[reportPrivateUsage]
+        first = m.run_async([_x(1), _x(1)])
+        first.add_done_callback(bind)
+        late = [m.run_async([_x(1), _x(1)]), m.run_async([_x(1), _x(1)], out={"z": _x(0)})]
+    assert bound.wait(_SECONDS)
+    for future in late:
+        with pytest.raises(rlx.UsageError, match=r"states of step were bound .* now, x$"):
+            future.result(_SECONDS)
+    np.testing.assert_array_equal(m.run([_x(1)])["z"], _x(2))
 
 
 def test_callbacks_of_cancelled_runs_may_use_the_executable(gated: Gated) -> None:

@@ -270,6 +270,13 @@ def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
     x = np.ones(3, np.float32)
     np.testing.assert_array_equal(run.tap("small", [x]), [1, 2, 3])
     np.testing.assert_array_equal(run.expose("small").run([x])["small"], [1, 2, 3])
+    again = onnx.numpy_helper.from_array(np.arange(1, 4, dtype=np.float32), "again")
+    both = [node, helper.make_node("Add", ["y", "again"], ["z"])]
+    types.append(helper.make_tensor_value_info("z", 1, [3]))
+    graph = helper.make_graph(both, "g", types[:1], types[2:], [small, again])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(rlx.UsageError, match=r"is a constant, which was folded or is one with"):
+        rlx.load(model.SerializeToString()).tap(["small", "again"], [x])
     with rlx.Graph("count") as g:
         total = g.state("total", [3])
         after = total + g.input("x", [3])

@@ -19,7 +19,7 @@ __all__ = ["erf_by_pieces"]
 
 _PIECES, _LANES = 32, 16
 _WIDTH = 0.125
-"""Of a piece. They are centred at 0, 1/8, ..., 31/8: with degree 4 the error is 7e-9, 0.9 ULP where it matters most."""
+"""Of a piece. They are centred at 0, 1/8, ..., 31/8: with degree 4 a polynomial is off by 7e-9, a result by 2.3 ULP."""
 _LIMIT = (_PIECES - 1) * _WIDTH
 """The centre of the last piece, where erf is taken as 1: it lacks 7e-8, 1.2 ULP, where that begins."""
 _MAGIC = 1.5 * 2.0**23

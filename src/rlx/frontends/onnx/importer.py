@@ -270,7 +270,8 @@ class Importer:
             return self._bring(self._param(tensor, name), self.root.frame, frame)
         if id(tensor) not in frame.constants:
             constant = frame.constants[id(tensor)] = frame.builder.literal(tensor.array())
-            constant.name = constant.name or name
+            if frame is self.root.frame:  # branches may use a name twice
+                constant.name = constant.name or name
         return frame.constants[id(tensor)]
 
     # Names.
