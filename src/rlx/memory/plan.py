@@ -24,6 +24,8 @@ _GOOD_ENOUGH = 1.02
 _FEW = 4000
 _SEARCH_PLACEMENTS = 30_000
 """Buffers placed during local search; about two seconds at the most."""
+_LEAST_MOVES = 25
+"""Fewer moves, of one buffer among many, change nothing: then there is no local search."""
 
 
 @dataclass
@@ -160,8 +162,8 @@ def _place_best(buffers: list[_Buffer], lower_bound: int) -> int:
         lambda b: (b.first - b.last, -b.size),
     ]
     best, kept, order = -1, [0] * len(buffers), buffers
-    few = len(buffers) <= _FEW
-    for key in orders if few else orders[:2]:
+    moves = _SEARCH_PLACEMENTS // max(len(buffers), 1)
+    for key in orders if len(buffers) <= _FEW else orders[:2]:
         candidate = sorted(buffers, key=key)
         size = _place(candidate)
         if best < 0 or size < best:
@@ -172,24 +174,26 @@ def _place_best(buffers: list[_Buffer], lower_bound: int) -> int:
         size = _place(sorted(buffers, key=lambda b: b.first), lower_bound)
         if size < best:
             best, kept = size, [b.offset for b in buffers]
-        elif few and order is not buffers:
+        elif moves >= _LEAST_MOVES and order is not buffers:
             _place(order)  # the search starts from its offsets
-    if (
-        few and best > lower_bound * _GOOD_ENOUGH
-    ):  # a handful of moves among many buffers changes nothing
-        best, kept = _search(buffers, order, (best, kept), lower_bound)
+    if moves >= _LEAST_MOVES and best > lower_bound * _GOOD_ENOUGH:
+        best, kept = _search(buffers, order, moves, (best, kept), lower_bound)
     for buffer, offset in zip(buffers, kept, strict=True):
         buffer.offset = offset
     return max(best, 0)
 
 
 def _search(
-    buffers: list[_Buffer], order: list[_Buffer], start: tuple[int, list[int]], lower_bound: int
+    buffers: list[_Buffer],
+    order: list[_Buffer],
+    moves: int,
+    start: tuple[int, list[int]],
+    lower_bound: int,
 ) -> tuple[int, list[int]]:
     """Move single buffers (half of the time one at the top of the arena) earlier in the order while that helps."""
     best, kept = start
     generator = random.Random(0)  # noqa: S311  (a fixed seed: the same program always gets the same plan)
-    for _ in range(_SEARCH_PLACEMENTS // len(buffers)):
+    for _ in range(moves):
         candidate = list(order)
         top = [i for i, b in enumerate(candidate) if b.offset + _aligned(b.size) >= best]
         picked = (

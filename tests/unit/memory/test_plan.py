@@ -173,10 +173,14 @@ def test_a_program_without_arena_slots(programs: Any) -> None:
     assert (plan.arena, plan.lower_bound, plan.scratch, plan.offsets) == (0, 0, 0, {})
 
 
+@pytest.mark.parametrize("searched", [True, False])
 def test_the_search_for_a_better_plan_is_bounded(
-    programs: Any, monkeypatch: pytest.MonkeyPatch
+    programs: Any, monkeypatch: pytest.MonkeyPatch, searched: bool
 ) -> None:
-    """However far the lower bound is out of reach: a number of placements for each buffer, and a budget for all."""
+    """However far the lower bound is out of reach: a number of placements for each buffer, and a budget for all.
+
+    Where the budget is for a few moves only there is no search.
+    """
     builder = programs.build(3)
     builder.block([], 400)
     placed: list[int] = []
@@ -189,8 +193,10 @@ def test_the_search_for_a_better_plan_is_bounded(
     monkeypatch.setattr(plan_module, "_place", counted)
     monkeypatch.setattr(plan_module, "_GOOD_ENOUGH", 0)
     monkeypatch.setattr(plan_module, "_SEARCH_PLACEMENTS", 10_000)
+    monkeypatch.setattr(plan_module, "_LEAST_MOVES", 1 if searched else 1000)
     plan = plan_memory(builder.program, {})
     check_plan(builder.program, plan)
     buffers = placed[0]
     assert buffers > 100
-    assert 10_000 - buffers < sum(placed) <= 10_000 + 6 * buffers
+    least, most = (10_000 - buffers, 10_000 + 6 * buffers) if searched else (0, 6 * buffers)
+    assert least < sum(placed) <= most
