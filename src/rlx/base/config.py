@@ -159,3 +159,16 @@ def cache_dir() -> Path:
         return Path(chosen)
     home = os.environ.get("XDG_CACHE_HOME")
     return (Path(home) if home else Path.home() / ".cache") / "rlx"
+
+
+def _warn_of_unknown() -> None:
+    unknown = [n for n in os.environ if n.startswith("RLX_") and n not in KNOBS]
+    if unknown:
+        from logging import getLogger  # most processes need it later, or never
+
+        for name in unknown:
+            hint = did_you_mean(name, KNOBS)
+            getLogger("rlx").warning("environment variable %s is unknown to rlx.%s", name, hint)
+
+
+_warn_of_unknown()

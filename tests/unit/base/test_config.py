@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from rlx.base import config
@@ -41,3 +45,16 @@ def test_what_knobs_do_not_take(
     monkeypatch.setenv(knob.name, text)
     with pytest.raises(UsageError, match=f"{knob.name}='{text}' is not {takes}: "):
         knob.get()
+
+
+def test_an_unknown_knob_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import rlx.base.config"],
+        env={**os.environ, "RLX_THREAD": "2", "RLX_VERIFY": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr.splitlines() == [
+        "environment variable RLX_THREAD is unknown to rlx. Did you mean 'RLX_THREADS'?"
+    ]
