@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,13 @@ def load(  # noqa: PLR0913  (options, by keyword)
     from rlx.frontends.onnx.source import open_model
 
     backend, target, options = choose(device, threads, precision, host_ops)
+    graphs = sys.modules.get(
+        "rlx.api.graph"
+    )  # imported by whoever has a graph; loading a model does not need it
+    if graphs is not None and isinstance(model, graphs.Graph):
+        raise UsageError(
+            "rlx.load takes ONNX models; rlx.compile takes an rlx.Graph, such as rlx.quantize gives"
+        )
     opened = open_model(model, folder)
     if bytes(opened.data[: len(PACKAGE_MAGIC)]) == PACKAGE_MAGIC:
         raise UsageError(

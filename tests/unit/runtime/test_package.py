@@ -480,7 +480,7 @@ def test_a_package_is_told_from_a_model_and_a_folder_from_a_file(tmp_path: Path)
     m.save(tmp_path / "m.rlxp")
     with pytest.raises(rlx.UsageError, match="is a package of compiled programs, not a model"):
         rlx.load(tmp_path / "m.rlxp")
-    with pytest.raises(rlx.UsageError, match=r"rlx\.compile compiles an rlx\.Graph"):
+    with pytest.raises(rlx.UsageError, match=r"rlx\.compile takes an rlx\.Graph"):
         rlx.load(g)
     with pytest.raises(rlx.UsageError, match=r"x\.rlxp: there is no folder .*none"):
         m.save(tmp_path / "none" / "x.rlxp")

@@ -258,6 +258,29 @@ def test_a_node_stands_for_its_result_and_not_for_a_small_tensor_that_it_reads()
     np.testing.assert_allclose(by_tensor["c"][0, :, 0], expected, rtol=1e-6)
 
 
+def test_small_tensors_that_two_branches_call_by_one_name_have_none() -> None:
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    types = {n: helper.make_tensor_value_info(n, 1, [2]) for n in ("x", "y", "t", "e")}
+
+    def branch(output: str, value: float) -> Any:
+        small = onnx.numpy_helper.from_array(np.full(2, value, np.float32), "k")
+        node = helper.make_node("Add", ["x", "k"], [output])
+        return helper.make_graph([node], output, [], [types[output]], [small])
+
+    condition = helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [])
+    node = helper.make_node(
+        "If", ["c"], ["y"], then_branch=branch("t", 1), else_branch=branch("e", 2)
+    )
+    graph = helper.make_graph([node], "g", [condition, types["x"]], [types["y"]])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    run = rlx.load(model.SerializeToString())
+    inputs = [np.array(False), np.zeros(2, np.float32)]
+    np.testing.assert_array_equal(run.run(inputs)["y"], [2, 2])
+    with pytest.raises(rlx.UsageError, match="no value or node 'k'"):
+        run.tap("k", inputs)
+
+
 def test_small_tensors_of_an_onnx_model_and_states_have_names() -> None:
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper

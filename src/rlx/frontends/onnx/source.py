@@ -41,9 +41,6 @@ class OpenModel:
     home: Home | None = None
 
 
-_GRAPHS = "; rlx.compile compiles an rlx.Graph, such as rlx.quantize gives"
-
-
 def open_model(
     source: ModelSource | OpenModel, folder: str | os.PathLike[str] | None = None
 ) -> OpenModel:
@@ -79,7 +76,7 @@ def open_model(
         return OpenModel(_view(data), "the given stream", home=home)
     raise UsageError(
         f"an ONNX model is loaded from a path, bytes, a binary stream or an object with "
-        f"SerializeToString(), not from {type(source).__name__}{_GRAPHS if type(source).__name__ == 'Graph' else ''}"
+        f"SerializeToString(), not from {type(source).__name__}"
     )
 
 

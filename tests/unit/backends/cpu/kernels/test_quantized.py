@@ -181,6 +181,16 @@ def _conv(kernel: int, **attributes: Any) -> QuantizedConv:
         (_conv(3, groups=2), (10, 8, 3, 3), (6, 26)),
         (_conv(5), (9, 3, 5, 5), (8, 31)),
         (_conv(1, strides=(2, 2)), (130, 5, 1, 1), (7, 8)),
+        (_conv(3, groups=32), (32, 1, 3, 3), (7, 30)),
+        (_conv(3, groups=35, strides=(2, 2)), (35, 1, 3, 3), (9, 40)),
+        (_conv(5, groups=5, strides=(1, 2), dilations=(2, 1)), (5, 1, 5, 5), (11, 33)),
+        (_conv(9, groups=17), (17, 1, 9, 9), (4, 25)),
+        (QuantizedConv((1,), (1,), ((200, 199),), 20, "nhwc"), (20, 1, 400), (450,)),
+        (
+            QuantizedConv((1, 2, 1), (1, 1, 2), ((1, 0), (0, 1), (1, 1)), 18, "nhwc"),
+            (18, 1, 3, 2, 3),
+            (3, 4, 6),
+        ),
     ],
     ids=str,
 )
@@ -193,13 +203,15 @@ def test_convolutions(
     lower_graph: Lower,
 ) -> None:
     data = _bytes_of(DType.I8, *weight)
+    data[0] = -128  # sums as large as they may be
     scales = (2.0 ** (np.arange(weight[0]) % 5)).astype(np.float32)
 
     def build() -> Graph:
         shape = (*space, weight[1] * op.groups)
         return _graph(dtype, data, zero, scales, op, shape)
 
-    assert PackedQuantizedConv.name in _names(_packed(build())[0])
+    kernel = DepthwiseBytes if op.groups == weight[0] else PackedQuantizedConv
+    assert kernel.name in _names(_packed(build())[0])
     _check(lower_graph, build, (0, 1, 3), dtype)
 
 
@@ -216,44 +228,6 @@ def test_convolutions_of_lines_and_volumes(dtype: DType, lower_graph: Lower) -> 
             return _graph(dtype, data, 5, one, op, (*space, data.shape[1]))
 
         _check(lower_graph, build, (1, 2), dtype)
-
-
-@_native
-@_bytes
-@pytest.mark.parametrize("zero", [None, 3, 127])
-@pytest.mark.parametrize(
-    ("op", "weight", "space"),
-    [
-        (_conv(3, groups=32), (32, 1, 3, 3), (7, 30)),
-        (_conv(3, groups=35, strides=(2, 2)), (35, 1, 3, 3), (9, 40)),
-        (_conv(5, groups=5, strides=(1, 2), dilations=(2, 1)), (5, 1, 5, 5), (11, 33)),
-        (_conv(9, groups=17), (17, 1, 9, 9), (4, 25)),
-        (QuantizedConv((1,), (1,), ((200, 199),), 20, "nhwc"), (20, 1, 400), (450,)),
-        (
-            QuantizedConv((1, 2, 1), (1, 1, 2), ((1, 0), (0, 1), (1, 1)), 18, "nhwc"),
-            (18, 1, 3, 2, 3),
-            (3, 4, 6),
-        ),
-    ],
-    ids=str,
-)
-def test_depthwise_convolutions(
-    op: QuantizedConv,
-    weight: tuple[int, ...],
-    space: tuple[int, ...],
-    zero: int | None,
-    dtype: DType,
-    lower_graph: Lower,
-) -> None:
-    data = _bytes_of(DType.I8, *weight)
-    data[0] = -128  # sums as large as they may be
-    scales = (2.0 ** (np.arange(weight[0]) % 5)).astype(np.float32)
-
-    def build() -> Graph:
-        return _graph(dtype, data, zero, scales, op, (*space, weight[0]))
-
-    assert DepthwiseBytes.name in _names(_packed(build())[0])
-    _check(lower_graph, build, (0, 1, 3), dtype)
 
 
 @_native
