@@ -6,17 +6,21 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from rlx.base.numeric import Array
 
-__all__ = ["give_back", "release_free_memory", "write_parts"]
+__all__ = ["bring_pages", "give_back", "release_free_memory", "write_parts"]
 
 _MOST_PARTS = 1024
 """Of one call, on Linux."""
+_POPULATE_WRITE = 23
+"""MADV_POPULATE_WRITE of Linux, which `mmap` does not name."""
 
 
 def give_back(array: Array) -> bool:
@@ -39,6 +43,31 @@ def give_back(array: Array) -> bool:
     if begin < end:
         region.madvise(mmap.MADV_DONTNEED, begin, end - begin)
     return True
+
+
+def bring_pages(array: Array) -> None:
+    """Let the system back new memory with pages now; what is in it, or is being written to it, stays.
+
+    A first write to each page costs more, and costs it to whoever writes. Systems that cannot (Linux before 5.14, all
+    others) leave it at that.
+    """
+    if array.nbytes < 2 * mmap.PAGESIZE or not array.flags.c_contiguous:
+        return
+    start = int(array.__array_interface__["data"][0])
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (start + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    advise = _madvise()
+    if advise is not None:
+        advise(begin, end - begin, _POPULATE_WRITE)
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int] | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return advise
 
 
 def write_parts(file: BinaryIO, parts: Iterable[bytes | memoryview]) -> None:

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from rlx.backends.lanes import Job
 from rlx.base.errors import UsageError
+from rlx.base.numeric import Array
+from rlx.base.pages import bring_pages
+from rlx.runtime.futures import Results, RunFuture, Series
 from rlx.runtime.inputs import Inputs, Matched
-from rlx.runtime.queue import RunFuture, RunQueue, Series
+from rlx.runtime.queue import RunQueue
 
 __all__ = ["Enqueuing"]
+
+_Made: TypeAlias = "tuple[Job, Results] | None"
 
 
 class Enqueuing:
@@ -30,8 +36,8 @@ class Enqueuing:
         """Run once, when it is its turn, and return outputs by name."""
         raise NotImplementedError
 
-    def _prepared_run(self, arrays: Matched) -> Callable[[], dict[str, Any]]:
-        """Return `_named` of all outputs, with as much of it done as can be before it is its turn."""
+    def _job(self, arrays: Matched) -> _Made:
+        """Return `_named` of all outputs as a job, and what it returns; None if it cannot be one. The lock is held."""
         raise NotImplementedError
 
     def run_async(
@@ -103,22 +109,57 @@ class Enqueuing:
         series: Series | None = None,
     ) -> RunFuture:
         _check_queue(bound)
+        self._queue.rouse()
         matched = self._inputs.arrays(self._inputs.given(inputs))
         arrays = Matched(matched.inputs, [np.array(a) for a in matched])
-        if isinstance(
-            outputs, list
-        ):  # what the caller does to lists and dicts later changes nothing
+        # What the caller does to lists and dicts later changes nothing.
+        if isinstance(outputs, list):
             outputs = list(outputs)
         if isinstance(out, (list, dict)):
             out = out.copy()
-        if outputs is None and out is None:
-            return self._queue.submit(self._prepared_run(arrays), bound, series)
-        return self._queue.submit(lambda: self._named(arrays, outputs, out), bound, series)
+        whole = outputs is None and out is None
+        work = _Enqueued(
+            lambda: self._named(arrays, outputs, out),
+            (lambda: self._job(arrays)) if whole else None,
+        )
+        future = self._queue.submit(work, bound, series)
+        # While it runs, or waits: outputs are written at the end.
+        for array in work.results:
+            bring_pages(array)
+        return future
 
     def _settle(self) -> None:
         """Wait for the runs that were enqueued before."""
         if self._queue.busy:
             self._queue.settle()
+
+
+class _Enqueued:
+    """A run that is enqueued: implements `rlx.runtime.queue.Work`.
+
+    Args:
+        run: does it in Python.
+        job: returns it as a job, if it can be one; None if it never can.
+
+    Attributes:
+        results: the outputs, if they are there before the run.
+    """
+
+    __slots__ = ("_job", "_run", "results")
+
+    def __init__(self, run: Callable[[], Results], job: Callable[[], _Made] | None) -> None:
+        self._run, self._job = run, job
+        self.results: Sequence[Array] = ()
+
+    def run(self) -> Results:
+        """Do it in Python."""
+        return self._run()
+
+    def job(self) -> _Made:
+        """Return the run as a job, and its results; None if it cannot be one."""
+        made = None if self._job is None else self._job()
+        self.results = () if made is None else tuple(made[1].values())
+        return made
 
 
 def _check_queue(bound: int) -> None:

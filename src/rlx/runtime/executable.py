@@ -9,12 +9,14 @@ from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from rlx.backends.lanes import Job, LaneBackend, LaneGraph
 from rlx.backends.protocol import (
     Backend,
     CompileOptions,
@@ -29,12 +31,13 @@ from rlx.base.target import Target
 from rlx.runtime.enqueue import Enqueuing
 from rlx.runtime.entry import Signature
 from rlx.runtime.forks import watch_forks
+from rlx.runtime.futures import Turn
 from rlx.runtime.inputs import Inputs, Matched, TensorSpec
 from rlx.runtime.observe import Call, Observable
 from rlx.runtime.outputs import Discarded, Request
 from rlx.runtime.params import Params
 from rlx.runtime.program import Binding, Program, Variant
-from rlx.runtime.queue import RunQueue, Turn
+from rlx.runtime.queue import RunQueue
 from rlx.runtime.rng import RunKeys
 from rlx.runtime.source import Source, closed_build
 from rlx.runtime.state import States
@@ -77,7 +80,8 @@ class Executable(Enqueuing, Weighted, Observable):
         self._maker = Maker(backend, target, options)
         self._lock = threading.RLock()
         self._turn = Turn()
-        self._queue = RunQueue(source.name, self._turn)
+        make_lane = partial(backend.lane, target) if isinstance(backend, LaneBackend) else None
+        self._queue = RunQueue(source.name, self._turn, self._lock, make_lane)
         self._bindings: OrderedDict[tuple[tuple[int, ...], ...], Binding] = OrderedDict()
         self._weights = Params(source.name, source.read_params)
         if source.params:
@@ -420,27 +424,16 @@ class Executable(Enqueuing, Weighted, Observable):
             self._execute(binding, arrays, outputs)
         return binding, outputs
 
-    def _prepared_run(self, arrays: Matched) -> Callable[[], dict[str, Any]]:
-        # Without the lock, which the run in flight holds. What is allocated here goes back to this thread's memory, and
-        # the system brings its pages while the other thread computes.
-        expected = self._bindings.get(tuple([a.shape for a in arrays]))
-        outputs: list[Array] = []
-        if expected is not None and self._queue.busy:
-            try:
-                outputs = expected.new_outputs(touched=True)
-            except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
-                expected = None
-        results = {} if expected is None else dict(zip(expected.names, outputs))  # noqa: B905  (all or none)
-
-        def run() -> dict[str, Any]:
-            with self._lock:
-                binding = self._bound(arrays)
-                if not results or binding is not expected:
-                    return self._named(arrays, None, None)
-                self._execute(binding, arrays, outputs)
-            return results
-
-        return run
+    def _job(self, arrays: Matched) -> tuple[Job, dict[str, Any]] | None:
+        binding = self._bindings.get(tuple([a.shape for a in arrays]))
+        usable = not (self._closed or self._forked or self._viewed)
+        if binding is None or not usable or arrays.inputs is not self._inputs:
+            return None  # `_run` knows what to do, or to say
+        self._last = binding
+        try:
+            return binding.job(arrays)
+        except OutOfMemoryError:  # when it is its turn there may be room; else the run says so
+            return None
 
     def _run_into(self, arrays: Matched, request: Request) -> dict[str, Any]:
         with self._lock:
@@ -586,7 +579,7 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def _bound(self, arrays: Matched) -> Binding:
         """Return what to run for these inputs. The lock is held."""
-        if self._forked or self._closed or self._turn.thread is not None:
+        if self._forked or self._closed or self._turn.thread is not None or self._queue.laned:
             self._check_usable()
         if arrays.inputs is not self._inputs:
             raise UsageError(
@@ -605,9 +598,10 @@ class Executable(Enqueuing, Weighted, Observable):
             yield
 
     def _check_usable(self) -> None:
-        """Raise unless it may run now. The lock is held."""
+        """Raise unless it may run now; wait for jobs that are under way. The lock is held."""
         name = self._source.name
         self._turn.check(name)
+        self._queue.leave_lane()
         if self._forked:
             raise UsageError(
                 f"{name} was in use by another thread when this process was forked; load or compile it again here"
@@ -635,16 +629,18 @@ class Executable(Enqueuing, Weighted, Observable):
         from rlx.runtime.finite import checked_run  # opening a package does not need it
 
         compiled = variant.program.compiled
-        fed = self._rng.feeding(compiled.run, variant.program.signature.rng)
-        plain = self.state.running(compiled, fed)
+        bare = compiled.run
+        plain = self.state.running(compiled, self._rng.feeding(bare, variant.program.signature.rng))
+        run = checked_run(compiled, plain)
         return Binding(
-            checked_run(compiled, plain),
+            run,
             env,
             outputs,
             compiled,
             plain,
             self._output_names,
             self._result_type,
+            run is bare and isinstance(compiled, LaneGraph),
         )
 
     def _set_outputs(self, signature: Signature) -> None:
@@ -687,10 +683,12 @@ class Executable(Enqueuing, Weighted, Observable):
 
     def after_fork_in_child(self) -> None:
         """Replace the lock if a thread of the parent holds it. What that was doing is half done here, for ever."""
+        self._queue.after_fork_in_child()
         if self._lock.acquire(blocking=False):
             self._lock.release()
+            self._forked |= self._queue.was_torn
         else:
-            self._lock = threading.RLock()
+            self._lock = self._queue.lock = threading.RLock()
             self._turn.thread, self._forked = None, True
 
     def __reduce__(self) -> tuple[Callable[..., Executable], tuple[Any, ...]]:

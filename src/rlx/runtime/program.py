@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from mmap import PAGESIZE
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlx.backends.lanes import Job, LaneGraph
 from rlx.backends.protocol import CompiledGraph, Run
 from rlx.base.allocation import out_of_memory
 from rlx.base.numeric import Array
@@ -65,6 +66,7 @@ class Binding:
         plain: what a call does if nothing is checked meanwhile.
         names: of the outputs.
         result_type: named tuple of the outputs.
+        is_direct: a call does nothing but run a program of a backend with lanes.
     """
 
     run: Run
@@ -74,22 +76,29 @@ class Binding:
     plain: Run
     names: list[str]
     result_type: Any
+    is_direct: bool
 
-    def new_outputs(self, *, touched: bool = False) -> list[Array]:
+    def new_outputs(self) -> list[Array]:
         """Return arrays for the outputs of a run.
-
-        Args:
-            touched: their pages are there, so that whoever writes to them need not wait for the system.
 
         Raises:
             OutOfMemoryError: there is no room for them.
         """
         try:
-            outputs = [np.empty(shape, dtype) for shape, dtype in self.outputs]
+            return [np.empty(shape, dtype) for shape, dtype in self.outputs]
         except (MemoryError, ValueError) as error:  # a ValueError: more than an address can say
             wanted = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.outputs)
             raise out_of_memory("outputs", wanted, self.env) from error
-        for array in outputs if touched else ():
-            if array.nbytes >= 2 * PAGESIZE:
-                array.reshape(-1).view(np.uint8)[::PAGESIZE] = 0
-        return outputs
+
+    def job(self, arrays: Sequence[Array]) -> tuple[Job, dict[str, Any]] | None:
+        """Return a run as a job of a lane, and its outputs by name; None if it cannot be one.
+
+        Raises:
+            OutOfMemoryError: there is no room for outputs.
+        """
+        if not self.is_direct:
+            return None
+        assert isinstance(self.compiled, LaneGraph)
+        outputs = self.new_outputs()
+        job = self.compiled.job(arrays, outputs, self.env)
+        return None if job is None else (job, dict(zip(self.names, outputs, strict=True)))

@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs that wait for their turn: one thread per executable does them in the order they came in.
 
+Where the backend has lanes (`rlx.backends.lanes`), a run that needs no Python on its way is a job there, and follows
+the one before at once. All others are done by the thread in Python, when the lane is empty; runs that come after them
+wait behind them. So the order is always that of the calls.
+
 The thread exists while there is something to do, and a moment longer. When the interpreter exits, runs that wait are
 cancelled, and the one in flight is interrupted as by Ctrl-C.
 """
@@ -9,142 +13,69 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future
-from contextlib import suppress
-from typing import Any, TypeAlias, cast
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
 from weakref import WeakSet
 
+from rlx.backends.lanes import Job, JobState, Lane
 from rlx.base.errors import DeviceError, UsageError
 from rlx.runtime.forks import watch_forks
+from rlx.runtime.futures import Results, RunFuture, Series, Turn
 
-__all__ = ["RunFuture", "RunQueue", "Series", "Turn"]
+__all__ = ["RunQueue", "Work"]
 
 _IDLE_SECONDS = 1.0
 """How long a thread without work stays."""
+_GLANCE = 0.05
+"""Seconds after which a wait in native code looks around."""
 
-Results: TypeAlias = dict[str, Any]
+
+class Work(Protocol):
+    """A run that is enqueued."""
+
+    def run(self) -> Results:
+        """Run, now that it is its turn."""
+        ...
+
+    def job(self) -> tuple[Job, Results] | None:
+        """Return the run as a job, and what it writes its outputs into; None if Python has to do it.
+
+        The lock of the executable is held.
+        """
+        ...
 
 
-class Turn:
-    """Which threads an executable occupies: what waits for its runs there would wait for ever.
+class _Waiting(NamedTuple):
+    """A run that waits for Python to do it."""
+
+    future: RunFuture
+    work: Work
+    series: Series | None
+
+
+@dataclass(eq=False, slots=True)
+class _Laned:
+    """A run that is a job.
 
     Attributes:
-        thread: the one that is in the middle of a run. An operator on the host may try to use the executable there.
-        server: the one that does the runs that were enqueued. Callbacks of futures are called there.
+        waiting: what it is if Python does it after all.
+        job: the job.
+        results: what it writes into.
+        index: how many jobs the lane passes before this one.
+        ended: it counts as a run that has ended, or waits for Python now.
     """
 
-    __slots__ = ("server", "thread")
-
-    def __init__(self) -> None:
-        self.thread: int | None = None
-        self.server: int | None = None
-
-    @property
-    def is_mine(self) -> bool:
-        """Whether the calling thread is in the middle of a run."""
-        return self.thread == threading.get_ident()
-
-    def check(self, name: str) -> None:
-        """Raise a UsageError if the calling thread is in the middle of a run.
-
-        Args:
-            name: of the executable.
-        """
-        if self.is_mine:
-            raise UsageError(f"{name} is running: a run cannot use it again from its middle")
-
-    def check_wait(self, name: str) -> None:
-        """Raise a UsageError if the calling thread cannot wait for a run that has not ended.
-
-        Args:
-            name: of the executable.
-        """
-        self.check(name)
-        if self.server == threading.get_ident():
-            raise UsageError(
-                f"{name} does its enqueued runs in this thread: a callback cannot wait for a later one"
-            )
-
-
-class RunFuture(Future[Results]):
-    """The outputs of a run by name, when it has ended. Only a run that has not begun can be cancelled.
-
-    Args:
-        name: of the executable.
-        turn: of the executable.
-
-    Attributes:
-        refused: it will be cancelled, since its queue takes no runs any more.
-    """
-
-    def __init__(self, name: str, turn: Turn) -> None:
-        super().__init__()
-        self._process = os.getpid()
-        self._name, self._turn = name, turn
-        self.refused = False
-
-    def result(self, timeout: float | None = None) -> Results:
-        """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
-
-        Raises:
-            CancelledError: it was cancelled, or its executable closed, before it began.
-            TimeoutError: it has not ended yet.
-            UsageError: this is a fork of the process whose run it is, or a thread that the run waits for: an
-                operator of a run before it, or a callback.
-        """
-        self._check_here(timeout)
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what the run raised, if anything; see `result`."""
-        self._check_here(timeout)
-        return super().exception(timeout)
-
-    def _check_here(self, timeout: float | None) -> None:
-        if not self.done():
-            if self.refused:
-                raise CancelledError
-            if timeout is None:
-                self._turn.check_wait(self._name)
-        if os.getpid() != self._process:
-            raise UsageError(
-                "this run belongs to the process this one was forked from; run it here"
-            )
-
-
-class Series:
-    """Runs of which none begins once one before it has failed."""
-
-    def __init__(self) -> None:
-        self._futures: list[RunFuture] = []
-        self.failed = False
-
-    def add(self, future: RunFuture) -> None:
-        """Append a run."""
-        self._futures.append(future)
-
-    def results(self) -> list[Results]:
-        """Wait for all runs and return their results, or raise what the first one that failed raised."""
-        if self._futures:
-            # The last one first: then this thread is not woken by every run, which it would slow down.
-            with suppress(CancelledError):
-                self._futures[-1].exception()
-        return [future.result() for future in self._futures]
-
-    def cancel(self) -> None:
-        """Cancel what has not begun."""
-        self.failed = True
-        for future in self._futures:
-            future.cancel()
-
-
-_Job: TypeAlias = tuple[RunFuture, Callable[[], Results], Series | None]
+    waiting: _Waiting
+    job: Job
+    results: Results
+    index: int
+    ended: bool = False
 
 
 class RunQueue:
@@ -153,25 +84,42 @@ class RunQueue:
     Args:
         name: of the executable, for messages and the thread.
         turn: of the executable.
+        lock: of the executable; whoever is inside, and has called `leave_lane`, has it for itself.
+        make_lane: makes its lane; None where the backend has none.
 
     Attributes:
         busy: whether a run waits or is in flight.
+        laned: the runs that are jobs, and what was a job until a moment ago.
+        lock: as given.
+        was_torn: in a forked child, whether a job of the parent was in the middle.
     """
 
-    def __init__(self, name: str, turn: Turn) -> None:
-        self._name, self._turn = name, turn
+    def __init__(
+        self,
+        name: str,
+        turn: Turn,
+        lock: threading.RLock,
+        make_lane: Callable[[], Lane] | None = None,
+    ) -> None:
+        self._name, self._turn, self.lock = name, turn, lock
+        self._make_lane, self._lane = make_lane, cast("Lane | None", None)
         self._changed = threading.Condition()
-        self._waiting: deque[_Job] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        self.laned: deque[_Laned] = deque()
         self._submitted = self._ended = self._onlookers = 0
-        self.busy = False
+        self.busy = self.was_torn = False
         self._thread: threading.Thread | None = None
         self._running = self._closed = False
         _LIVE.add(self)
         watch_forks(self)
 
-    def submit(
-        self, work: Callable[[], Results], bound: int, series: Series | None = None
-    ) -> RunFuture:
+    def rouse(self) -> None:
+        """Announce a run: if the thread sleeps, it wakes while the run is made ready."""
+        lane = self._lane
+        if lane is not None and self._thread is not None and not self.busy:
+            lane.rouse()
+
+    def submit(self, work: Work, bound: int, series: Series | None = None) -> RunFuture:
         """Enqueue a run; while `bound` or more wait already, wait for one of them to begin.
 
         Args:
@@ -185,24 +133,83 @@ class RunQueue:
         """
         self._turn.check(self._name)
         future = RunFuture(self._name, self._turn)
-        with self._changed:
-            # Callbacks of futures run in the queue's own thread, which would wait for itself.
-            while len(self._waiting) >= bound and self._is_open() and not self._is_own_thread():
-                self._wait()
-            if not self._is_open():
-                raise UsageError(f"{self._name} is closed")
-            self._start()
-            self._waiting.append((future, work, series))
-            self._submitted += 1
-            self.busy = True
-            self._changed.notify_all()
-        return future
+        while True:
+            with self._changed:
+                if not self._is_open():
+                    raise UsageError(f"{self._name} is closed")
+                # Callbacks of futures run in the queue's own thread, which would wait for itself.
+                if self._is_own_thread() or self._has_room(bound):
+                    self._start()
+                    self._append(_Waiting(future, work, series))
+                    return future
+                ahead = self._job_ahead()
+                if ahead is None:
+                    self._wait()
+            if ahead is not None:
+                ahead.wait(_GLANCE)
 
     def _is_open(self) -> bool:
         return not (self._closed or _EXITING.is_set())
 
     def _is_own_thread(self) -> bool:
         return self._turn.server == threading.get_ident()
+
+    def _has_room(self, bound: int) -> bool:
+        waiting = len(self._waiting)
+        if self.laned and waiting < bound:
+            waiting += sum(e.job.state is JobState.WAITING for e in self.laned)
+        return waiting < bound
+
+    def _job_ahead(self) -> Job | None:
+        """Return the job that is done next, None if none is under way. The lock is held."""
+        return next((e.job for e in self.laned if e.job.state < JobState.DONE), None)
+
+    def _append(self, waiting: _Waiting) -> None:
+        """Enqueue a run. The lock is held."""
+        self._waiting.append(waiting)
+        self._submitted += 1
+        self.busy = True
+        self._make_jobs()
+        if self._waiting:
+            if self._lane is not None:
+                self._lane.call()
+            self._changed.notify_all()
+
+    def _make_jobs(self) -> None:
+        """Make jobs of the first runs that wait, as many as can be jobs now. The lock is held."""
+        lane, lock = self._lane, self.lock
+        if lane is None or self._running or _is_mine(lock):
+            return
+        self._retire()
+        try:
+            if lock.acquire(blocking=False):
+                while self._waiting and len(self.laned) < lane.capacity and self._push(lane):
+                    pass
+        finally:
+            if _is_mine(lock):
+                lock.release()
+
+    def _push(self, lane: Lane) -> bool:
+        """Make the first run that waits a job, if it can be one. Both locks are held."""
+        first = self._waiting[0]
+        made = first.work.job()
+        if made is None:
+            return False
+        entry = _Laned(first, *made, lane.pushed)
+        first.future.become(*made, lane.call)
+        try:
+            self._waiting.popleft()
+            self.laned.append(entry)
+            lane.push(entry.job)
+        except BaseException:  # a signal
+            if entry.job.withdraw():
+                entry.ended = True
+                if not self._waiting or self._waiting[0] is not first:
+                    self._waiting.appendleft(first)
+            raise
+        return True
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Wait until every run that is in the queue now has ended.
@@ -213,15 +220,33 @@ class RunQueue:
             UsageError: this is the middle of a run.
         """
         self._turn.check(self._name)
-        with self._changed:
-            if self._is_own_thread():
-                return
-            ticket = self._submitted
-            while self._ended < ticket:
-                self._wait()
+        ticket = self._submitted
+        if not self._is_own_thread():
+            self._wait_until(lambda: self._ended >= ticket)
+
+    def leave_lane(self) -> None:
+        """Wait until no job is under way. The lock of the executable is held, so that there will be no others."""
+        if self._is_own_thread():
+            with self._changed:
+                self._recall()
+        self._wait_until(lambda: all(e.ended for e in self.laned))
+
+    def _wait_until(self, holds: Callable[[], bool]) -> None:
+        while True:
+            with self._changed:
+                self._retire()
+                if holds():
+                    return
+                last = next(
+                    (e.job for e in reversed(self.laned) if e.job.state < JobState.DONE), None
+                )
+                if last is None:
+                    self._wait()
+            if last is not None:
+                last.wait(_GLANCE)
 
     def _wait(self) -> None:
-        """Wait until a run begins or ends, or the queue closes. The lock is held."""
+        """Wait until a run begins or ends in Python, or the queue closes. The lock is held."""
         self._onlookers += 1
         try:
             self._changed.wait()
@@ -242,11 +267,14 @@ class RunQueue:
         """Cancel the runs that wait, and take no more."""
         with self._changed:
             self._closed = True
+            self._recall()
             waiting = [future for future, *_ in self._waiting]
             self._waiting.clear()
             for future in waiting:
                 future.refused = True
             self._end(len(waiting))
+            if self._lane is not None:
+                self._lane.call()
             self._changed.notify_all()
         # Callbacks may use the executable and the other futures: nothing here is held or counted any more.
         for future in waiting:
@@ -257,12 +285,79 @@ class RunQueue:
         self._ended += runs
         self.busy = self._ended < self._submitted
 
+    # -- jobs --------------------------------------------------------------------------------------------------------
+
+    def _retire(self) -> None:
+        """Count the jobs that have ended, and drop those that the lane has passed. The lock is held."""
+        lane = self._lane
+        if lane is None or not self.laned:
+            return
+        for entry in self.laned:
+            if not entry.ended and entry.job.state in (JobState.DONE, JobState.WITHDRAWN):
+                entry.ended = True
+                self._end()
+        passed, pushed = lane.passed, lane.pushed
+        while self.laned and self.laned[0].ended:
+            if passed <= self.laned[0].index < pushed:
+                break
+            self.laned.popleft()
+
+    def _recall(self) -> None:
+        """Let Python do the jobs that have not begun, before all others that wait. The lock is held."""
+        back = [e for e in self.laned if e.job.withdraw()]
+        for entry in back:
+            entry.ended = True  # as a job; as a run it has not
+            entry.waiting.future.become(None, {}, _nothing)
+        self._waiting.extendleft(e.waiting for e in reversed(back))
+        self._tell()
+
+    def _attend(self) -> bool:
+        """Do what jobs need Python for, in the queue's own thread; return whether there was anything.
+
+        Callbacks of futures may use the executable, and wait for others that do. So no job is in the lane meanwhile.
+        """
+        with self._changed:
+            if not self.laned:
+                return False
+            self._running = True
+            self._recall()
+            entries = list(self.laned)
+        for entry in entries:
+            if entry.job.state is JobState.STOPPED and not entry.ended:
+                self._go_on(entry)
+            else:
+                entry.waiting.future.learn()
+        with self._changed:
+            self._running = False
+            self._retire()
+            self._tell()
+        return True
+
+    def _go_on(self, stopped: _Laned) -> None:
+        """Go on with a run that has stopped until it has ended."""
+
+        def run() -> Results:
+            try:
+                if _EXITING.is_set():
+                    raise _Exit
+                stopped.job.finish()
+            finally:
+                with self._changed:
+                    stopped.ended = True
+                    self._end()
+                    self._tell()
+            return stopped.results
+
+        _conclude(stopped.waiting.future, run, stopped.waiting.series)
+
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
         """Start the thread unless it is there. The lock is held."""
         if self._thread is not None:
             return
+        if self._lane is None and self._make_lane is not None:
+            self._lane = self._make_lane()
         # Two may start when a signal cuts `start` short; the second finds the first, and leaves.
         thread = threading.Thread(target=self._work, name=f"rlx-queue-{self._name}", daemon=True)
         try:
@@ -278,9 +373,13 @@ class RunQueue:
             self._thread = me
             self._turn.server = me.ident
         try:
-            while (job := self._next()) is not None:
-                _do(*job)
-                del job
+            while (waiting := self._next()) is not None:
+                _do(waiting)
+                del waiting
+                with self._changed:
+                    self._running = False
+                    self._end()
+                    self._tell()
         finally:
             with self._changed:
                 if self._thread is me:
@@ -289,20 +388,32 @@ class RunQueue:
     def _leave(self) -> None:
         self._thread = self._turn.server = None
 
-    def _next(self) -> _Job | None:
-        """Return a run to begin, None if there is none for a while; the one before has ended."""
-        with self._changed:
-            if self._running:
-                self._running = False
-                self._end()
-                self._tell()
-            while not self._waiting:
-                if self._closed or not (self._changed.wait(_IDLE_SECONDS) or self._waiting):
+    def _next(self) -> _Waiting | None:
+        """Return a run for Python to begin, None if there is nothing for a while."""
+        quiet = False
+        while True:
+            attended = self._attend()
+            with self._changed:
+                self._make_jobs()
+                if self._waiting and all(e.ended for e in self.laned):
+                    self._running = True
+                    self._tell()  # there is room for another
+                    return self._waiting.popleft()
+                if (
+                    not self._waiting
+                    and not self.laned
+                    and (self._closed or (quiet and not attended))
+                ):
                     self._leave()  # in one step with the decision to leave
                     return None
-            self._running = True
-            self._tell()  # there is room for another
-            return self._waiting.popleft()
+            quiet = self._rest()
+
+    def _rest(self) -> bool:
+        """Wait for something to do, or do jobs; return whether nothing came for a while."""
+        if self._lane is not None:
+            return self._lane.serve(_IDLE_SECONDS)
+        with self._changed:
+            return not (self._waiting or self._closed or self._changed.wait(_IDLE_SECONDS))
 
     # -- the process -------------------------------------------------------------------------------------------------
 
@@ -319,19 +430,29 @@ class RunQueue:
     def after_fork_in_child(self) -> None:
         """Forget the runs: their thread is the parent's."""
         self._changed = threading.Condition()
+        halfway = (JobState.RUNNING, JobState.STOPPED)
+        self.was_torn |= any(e.job.state in halfway for e in self.laned)
         self._waiting.clear()
+        self.laned.clear()
+        if self._lane is not None:
+            self._lane.after_fork_in_child()
         self._submitted = self._ended = 0
         self._leave()
         self._running = self.busy = False
 
 
-def _do(future: RunFuture, work: Callable[[], Results], series: Series | None) -> None:
+def _do(waiting: _Waiting) -> None:
+    future, work, series = waiting
     if series is not None and series.failed:
         future.cancel()
-    if not future.set_running_or_notify_cancel():
-        return
+    if future.set_running_or_notify_cancel():
+        _conclude(future, work.run, series)
+
+
+def _conclude(future: RunFuture, run: Callable[[], Results], series: Series | None) -> None:
+    """Let a future know how a run ends."""
     try:
-        results = work()
+        results = run()
     except BaseException as error:  # noqa: BLE001  (it is the caller's, who gets it from the future)
         if series is not None:
             series.failed = True
@@ -340,6 +461,15 @@ def _do(future: RunFuture, work: Callable[[], Results], series: Series | None) -
         )
     else:
         future.set_result(results)
+
+
+def _is_mine(lock: threading.RLock) -> bool:
+    """Return whether the calling thread is inside."""
+    return cast("Any", lock)._is_owned()  # what `threading.Condition` asks a lock
+
+
+def _nothing() -> None:
+    """Call nobody."""
 
 
 class _Exit(SystemExit):

@@ -17,7 +17,7 @@ from rlx.base.numeric import Array
 from rlx.ops.elementwise import div
 from rlx.runtime import queue as queue_module
 from rlx.runtime.executable import Executable
-from rlx.runtime.queue import RunFuture
+from rlx.runtime.futures import RunFuture
 
 _SECONDS = 30
 Gated: TypeAlias = Callable[[rlx.Graph], tuple[Executable, Any]]

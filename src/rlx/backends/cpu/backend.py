@@ -23,6 +23,7 @@ from rlx.base.store import Store, default_store
 from rlx.base.target import Claims, Target
 
 if TYPE_CHECKING:
+    from rlx.backends.lanes import Lane
     from rlx.ir.graph import Graph
 
 __all__ = ["CpuBackend"]
@@ -101,6 +102,14 @@ class CpuBackend:
         from rlx.backends.cpu.buffers import huge_bytes
 
         return HostMemory(huge_bytes(nbytes))
+
+    def lane(self, target: Target) -> Lane:
+        """Return a lane that native code serves."""
+        del target
+        from rlx.backends.cpu.dispatch import native
+        from rlx.backends.cpu.lane import CpuLane
+
+        return CpuLane(native(self._isa(), _object_cache()).lane_code)
 
     def fingerprint(self, target: Target) -> str:
         """Return the instruction set with its cache sizes, the compiler's version, and a hash of rlx's own code."""

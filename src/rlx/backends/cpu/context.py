@@ -152,11 +152,19 @@ class Context:
             KeyboardInterrupt: (or what a signal handler raises) within 0.1 s and one thunk of the
                 signal; the buffers are undefined then. What `host` raises passes through likewise.
         """
+        self.start_pool()
+        status = self._enter(self._argument, pc)
+        return self.resume(status, host) if status else DONE
+
+    def start_pool(self) -> None:
+        """Start the workers that a run shares its kernels with, unless they run."""
         pool = self._pool
         if pool is not None and not pool.running:
             pool.start()
+
+    def resume(self, status: int, host: Callable[[int], None] | None = None) -> Outcome:
+        """Go on with a run that has come back with a status other than 0; see `run`."""
         watch = self._watch
-        status = self._enter(self._argument, pc)
         while status:
             kind, pc = status & 255, status >> 8
             if kind == Status.HOST and host is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The native runtime, compiled and linked once per instruction set: `rlx_run` and the thread pool.
+"""The native runtime, compiled and linked once per instruction set: `rlx_run`, the thread pool, and lanes of runs.
 
 ::
 
@@ -19,6 +19,8 @@ from typing import ClassVar, cast
 from rlx.backends.cpu.dispatch_ir import DISPATCH_IR
 from rlx.backends.cpu.isa import Isa, host_isa
 from rlx.backends.cpu.jit import Library, ObjectCache, compile_text
+from rlx.backends.cpu.lane import LaneCode
+from rlx.backends.cpu.lane_ir import LANE_IR
 from rlx.backends.cpu.pool import Pool, PoolCode
 from rlx.backends.cpu.pool_ir import POOL_IR
 from rlx.backends.cpu.system import system_ir
@@ -26,7 +28,13 @@ from rlx.backends.cpu.system import system_ir
 __all__ = ["Native", "Status", "entry", "native", "runtime_ir", "shared_pool"]
 
 _ATTRIBUTES = '\nattributes #0 = { nounwind "frame-pointer"="all" }\n'
-_SYMBOLS = ("rlx_run", "rlx_parallel_for", "rlx_pool_worker", "rlx_pool_stop")
+_SYMBOLS = (
+    "rlx_run",
+    "rlx_parallel_for",
+    "rlx_pool_worker",
+    "rlx_pool_stop",
+    *LaneCode.SYMBOLS,
+)
 
 
 class Status(IntEnum):
@@ -51,6 +59,7 @@ class Native:
         parallel_for: (pool, ctx, kernel, args, chunks, threads), all addresses or integers, without
             the GIL.
         pool_code: the functions a `Pool` needs.
+        lane_code: the functions of lanes and their jobs.
         library: keeps the code in memory.
     """
 
@@ -58,6 +67,7 @@ class Native:
     run_address: int
     parallel_for: Callable[[int, int, int, int, int, int], None]
     pool_code: PoolCode
+    lane_code: LaneCode
     library: Library
 
 
@@ -75,7 +85,7 @@ def runtime_ir(isa: Isa) -> str:
     Raises:
         DeviceError: rlx has no thread pool for the target's operating system.
     """
-    return "\n".join((system_ir(isa), POOL_IR, DISPATCH_IR, _ATTRIBUTES))
+    return "\n".join((system_ir(isa), POOL_IR, DISPATCH_IR, LANE_IR, _ATTRIBUTES))
 
 
 def native(isa: Isa | None = None, cache: ObjectCache | None = None) -> Native:
@@ -133,5 +143,6 @@ def _link(isa: Isa, cache: ObjectCache | None) -> Native:
             cast("Callable[[int, int], None]", worker(at("rlx_pool_worker"))),
             cast("Callable[[int], None]", stop(at("rlx_pool_stop"))),
         ),
+        lane_code=LaneCode(library),
         library=library,
     )

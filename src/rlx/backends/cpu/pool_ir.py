@@ -246,7 +246,7 @@ park:
   %stay = or i1 %quits2, %work
   br i1 %stay, label %awake, label %sleep
 sleep:
-  call void @rlx_wait(ptr %asleep.p)
+  call void @rlx_wait(ptr %asleep.p, i64 -1)
   br label %awake
 awake:
   store atomic i32 0, ptr %asleep.p seq_cst, align 4

@@ -16,6 +16,7 @@ from rlx.backends.cpu.dispatch import Status, native
 from rlx.backends.cpu.extents import Extents
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.jit import Library, ObjectCache
+from rlx.backends.cpu.lane import CpuJob
 from rlx.backends.cpu.thunks import Flag, Thunks, ThunkTable
 from rlx.backends.cpu.watch import Watch
 from rlx.backends.cpu.words import Failure
@@ -93,6 +94,7 @@ class CpuProgram:
         self._graves: dict[int, list[tuple[int, int]]] | None = None
         self._closed = False
         self._io = [*program.inputs, *program.outputs]
+        self._io_table = np.array(self._io, np.int64)
 
     # -- building ----------------------------------------------------------------------------------------------------
 
@@ -270,8 +272,34 @@ class CpuProgram:
         else:
             outcome = context.run(self._host, pc)
         if outcome is not DONE:
-            self._env = None
-            raise self._error(outcome)
+            raise self._failed(outcome)
+
+    def job(
+        self, inputs: Sequence[Array], outputs: Sequence[Array], env: Mapping[str, int]
+    ) -> CpuJob | None:
+        """Return a run as a job of a lane; see `rlx.backends.lanes.LaneGraph`."""
+        context = self._context
+        needs_python = self._hosts or self._graves is not None or context.is_watched
+        if needs_python or env is not self._env:
+            return None
+        context.start_pool()
+        return CpuJob(
+            self._code.lane_code,
+            context.address,
+            1,
+            self._io_table,
+            (*inputs, *outputs),
+            self._resume,
+        )
+
+    def _resume(self, status: int) -> None:
+        outcome = self._context.resume(status)
+        if outcome is not DONE:
+            raise self._failed(outcome)
+
+    def _failed(self, outcome: Outcome) -> Exception:
+        self._env = None
+        return self._error(outcome)
 
     def _run_holding(self, inputs: Sequence[Array], outputs: Sequence[Array], pc: int) -> Outcome:
         """Run with operators on the host: views of the caller's arrays keep these alive."""

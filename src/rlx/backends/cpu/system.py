@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the native runtime asks of the operating system and the processor, as LLVM IR functions.
 
-This is the seam for other platforms. Two functions park and wake a thread (`rlx_wait`, `rlx_wake`,
-on a 32-bit word that is 1 while its owner sleeps), one yields, one reads a clock; the rest is the
+This is the seam for other platforms. Two functions park and wake threads (`rlx_wait`, `rlx_wake`,
+on a 32-bit word that is 1 while they sleep), one yields, one reads a clock; the rest is the
 floating point environment. Linux has all of it here. macOS would give pthread_cond, Windows
 WaitOnAddress and WakeByAddressSingle.
 """
@@ -29,15 +29,24 @@ declare i64 @syscall(i64, ...)
 declare i32 @sched_yield()
 declare i32 @clock_gettime(i32, ptr)
 
-; Sleep while the word is 1. May return at any time: the caller looks again.
-define internal void @rlx_wait(ptr %word) #0 {
-  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i64 1, ptr null)
+; Sleep while the word is 1, for %limit nanoseconds at the most, or without a limit where that is negative. May return
+; at any time: the caller looks again.
+define internal void @rlx_wait(ptr %word, i64 %limit) #0 {
+  %span = alloca { i64, i64 }, align 8
+  %s = udiv i64 %limit, 1000000000
+  %n = urem i64 %limit, 1000000000
+  %np = getelementptr i8, ptr %span, i64 8
+  store i64 %s, ptr %span, align 8
+  store i64 %n, ptr %np, align 8
+  %endless = icmp slt i64 %limit, 0
+  %t = select i1 %endless, ptr null, ptr %span
+  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 128, i64 1, ptr %t)
   ret void
 }
 
-; Wake the one thread that sleeps on the word; the caller has set it to 0.
+; Wake all threads that sleep on the word; the caller has set it to 0.
 define internal void @rlx_wake(ptr %word) #0 {
-  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 129, i64 1)
+  %r = call i64 (i64, ...) @syscall(i64 $futex, ptr %word, i64 129, i64 2147483647)
   ret void
 }
 

@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Futures of runs that wait for their turn."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from rlx.backends.lanes import Job, JobState
+from rlx.base.errors import UsageError
+
+__all__ = ["Results", "RunFuture", "Series", "Turn"]
+
+Results: TypeAlias = dict[str, Any]
+_GLANCE = 0.05
+"""Seconds after which a wait in native code looks whether a signal came."""
+
+
+class Turn:
+    """Which threads an executable occupies: what waits for its runs there would wait for ever.
+
+    Attributes:
+        thread: the one that is in the middle of a run. An operator on the host may try to use the executable there.
+        server: the one that does the runs that were enqueued. Callbacks of futures are called there.
+    """
+
+    __slots__ = ("server", "thread")
+
+    def __init__(self) -> None:
+        self.thread: int | None = None
+        self.server: int | None = None
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the calling thread is in the middle of a run."""
+        return self.thread == threading.get_ident()
+
+    def check(self, name: str) -> None:
+        """Raise a UsageError if the calling thread is in the middle of a run.
+
+        Args:
+            name: of the executable.
+        """
+        if self.is_mine:
+            raise UsageError(f"{name} is running: a run cannot use it again from its middle")
+
+    def check_wait(self, name: str) -> None:
+        """Raise a UsageError if the calling thread cannot wait for a run that has not ended.
+
+        Args:
+            name: of the executable.
+        """
+        self.check(name)
+        if self.server == threading.get_ident():
+            raise UsageError(
+                f"{name} does its enqueued runs in this thread: a callback cannot wait for a later one"
+            )
+
+
+class RunFuture(Future[Results]):
+    """The outputs of a run by name, when it has ended. Only a run that has not begun can be cancelled.
+
+    A run that is a job of a lane (`rlx.backends.lanes`) ends without Python. Who asks first, a thread that waits for
+    the result or the one that serves the lane, makes the future know; callbacks are called by the latter.
+
+    Args:
+        name: of the executable.
+        turn: of the executable.
+
+    Attributes:
+        refused: it will be cancelled, since its queue takes no runs any more.
+    """
+
+    def __init__(self, name: str, turn: Turn) -> None:
+        super().__init__()
+        self._process = os.getpid()
+        self._name, self._turn = name, turn
+        self._job: Job | None = None
+        self._results: Results = {}
+        self._observed = False
+        self._call: Callable[[], None] = _nothing
+        self._waiters = _Waiters(self._observe)
+        self.refused = False
+
+    def become(self, job: Job | None, results: Results, call: Callable[[], None]) -> None:
+        """Be the future of a job, or of none any more.
+
+        Args:
+            job: the run.
+            results: what it writes its outputs into.
+            call: makes the thread that serves the lane look at its jobs.
+        """
+        self._job, self._results, self._call = job, results, call
+
+    def result(self, timeout: float | None = None) -> Results:
+        """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
+
+        Raises:
+            CancelledError: it was cancelled, or its executable closed, before it began.
+            TimeoutError: it has not ended yet.
+            UsageError: this is a fork of the process whose run it is, or a thread that the run waits for: an
+                operator of a run before it, or a callback.
+        """
+        return super().result(self._wait_for_job(timeout))
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what the run raised, if anything; see `result`."""
+        return super().exception(self._wait_for_job(timeout))
+
+    def done(self) -> bool:
+        """Return whether the run has ended, or was cancelled."""
+        if not super().done() and not self._observed:
+            self.learn()
+        return super().done()
+
+    def running(self) -> bool:
+        """Return whether the run has begun and not ended yet."""
+        job = self._job
+        if job is None or self.done():
+            return super().running()
+        return job.state not in (JobState.WAITING, JobState.WITHDRAWN)
+
+    def cancel(self) -> bool:
+        """Cancel the run if it has not begun; return whether it is cancelled."""
+        job = self._job
+        if job is not None:
+            mine = job.withdraw()
+            if not mine and job.state is not JobState.WITHDRAWN:
+                return False
+            if mine and super().cancel():
+                return self.set_running_or_notify_cancel() is False
+        return super().cancel()
+
+    def add_done_callback(self, fn: Callable[[Future[Results]], object]) -> None:
+        """Call a function with this future once the run has ended, in the thread that does the enqueued runs."""
+        super().add_done_callback(fn)
+        self._observe()
+
+    def learn(self) -> None:
+        """Take over the results of a job that is done."""
+        job = self._job
+        if job is not None and job.state is JobState.DONE:
+            with suppress(InvalidStateError):  # another thread was faster
+                self.set_result(self._results)
+
+    def _observe(self) -> None:
+        """From now on the thread that serves the lane makes this future know, as soon as the run has ended."""
+        self._observed = True
+        job = self._job
+        if job is not None and job.want() is JobState.DONE:
+            self._call()
+
+    def _wait_for_job(self, timeout: float | None) -> float | None:
+        """Wait until the job, if there is one, has ended; return what is left of the seconds."""
+        self._check_here(timeout)
+        job = self._job
+        if job is None or self._observed or super().done():
+            return timeout
+        end = None if timeout is None else time.monotonic() + timeout
+        left = _GLANCE
+        while left > 0 and job.wait(min(left, _GLANCE)) < JobState.DONE:
+            left = _GLANCE if end is None else end - time.monotonic()
+        if not self._observed:
+            self.learn()
+        return None if end is None else max(end - time.monotonic(), 0)
+
+    def _check_here(self, timeout: float | None) -> None:
+        if not self.done():
+            if self.refused:
+                raise CancelledError
+            if timeout is None:
+                self._turn.check_wait(self._name)
+        if os.getpid() != self._process:
+            raise UsageError(
+                "this run belongs to the process this one was forked from; run it here"
+            )
+
+
+class _Waiters(list[Any]):
+    """Where `concurrent.futures.wait` and `as_completed` put what they want to be told through."""
+
+    def __init__(self, added: Callable[[], None]) -> None:
+        super().__init__()
+        self._added = added
+
+    def append(self, waiter: Any) -> None:
+        super().append(waiter)
+        self._added()
+
+
+def _nothing() -> None:
+    """Call nobody: the run is no job."""
+
+
+class Series:
+    """Runs of which none begins once one before it has failed."""
+
+    def __init__(self) -> None:
+        self._futures: list[RunFuture] = []
+        self.failed = False
+
+    def add(self, future: RunFuture) -> None:
+        """Append a run."""
+        self._futures.append(future)
+
+    def results(self) -> list[Results]:
+        """Wait for all runs and return their results, or raise what the first one that failed raised."""
+        if self._futures:
+            # The last one first: then this thread is not woken by every run, which it would slow down.
+            with suppress(CancelledError):
+                self._futures[-1].exception()
+        return [future.result() for future in self._futures]
+
+    def cancel(self) -> None:
+        """Cancel what has not begun."""
+        self.failed = True
+        for future in self._futures:
+            future.cancel()
