@@ -77,10 +77,6 @@ class Lane(Protocol):
         """How many jobs it does not need any more, of those that were pushed."""
         ...
 
-    def rouse(self) -> None:
-        """Announce a job that is still being made ready: the server, if it sleeps, wakes and looks for it."""
-        ...
-
     def push(self, job: Job) -> None:
         """Append a job."""
         ...
@@ -125,6 +121,6 @@ class LaneGraph(Protocol):
         Args:
             inputs: as for `CompiledGraph.run`.
             outputs: likewise.
-            env: likewise, the same object as in the run before.
+            env: likewise.
         """
         ...

@@ -109,7 +109,6 @@ class Enqueuing:
         series: Series | None = None,
     ) -> RunFuture:
         _check_queue(bound)
-        self._queue.rouse()
         matched = self._inputs.arrays(self._inputs.given(inputs))
         arrays = Matched(matched.inputs, [np.array(a) for a in matched])
         # What the caller does to lists and dicts later changes nothing.

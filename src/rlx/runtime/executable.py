@@ -640,7 +640,7 @@ class Executable(Enqueuing, Weighted, Observable):
             plain,
             self._output_names,
             self._result_type,
-            run is bare and isinstance(compiled, LaneGraph),
+            compiled if run is bare and isinstance(compiled, LaneGraph) else None,
         )
 
     def _set_outputs(self, signature: Signature) -> None:

@@ -87,6 +87,16 @@ class RunFuture(Future[Results]):
         self._waiters = _Waiters(self._observe)
         self.refused = False
 
+    @property
+    def knows(self) -> bool:
+        """Whether it knows how the run ended, and nobody needs to be told that it was cancelled."""
+        return super().done() and not super().cancelled()
+
+    @property
+    def owes_callbacks(self) -> bool:
+        """Whether it does not know yet how its job ended, and others wait to be told."""
+        return self._observed and not super().done()
+
     def become(self, job: Job | None, results: Results, call: Callable[[], None]) -> None:
         """Be the future of a job, or of none any more.
 
@@ -96,6 +106,8 @@ class RunFuture(Future[Results]):
             call: makes the thread that serves the lane look at its jobs.
         """
         self._job, self._results, self._call = job, results, call
+        if job is not None and self._observed:
+            job.want()
 
     def result(self, timeout: float | None = None) -> Results:
         """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
@@ -127,14 +139,16 @@ class RunFuture(Future[Results]):
 
     def cancel(self) -> bool:
         """Cancel the run if it has not begun; return whether it is cancelled."""
-        job = self._job
+        job = None if super().done() else self._job
+        if job is not None and not job.withdraw() and job.state is not JobState.WITHDRAWN:
+            return False
+        if not super().cancel():
+            return False
+        job = self._job  # it may have become one just now
         if job is not None:
-            mine = job.withdraw()
-            if not mine and job.state is not JobState.WITHDRAWN:
-                return False
-            if mine and super().cancel():
-                return self.set_running_or_notify_cancel() is False
-        return super().cancel()
+            job.withdraw()
+            self._call()  # the thread that serves the lane tells `wait` and `as_completed`
+        return True
 
     def add_done_callback(self, fn: Callable[[Future[Results]], object]) -> None:
         """Call a function with this future once the run has ended, in the thread that does the enqueued runs."""
@@ -147,6 +161,7 @@ class RunFuture(Future[Results]):
         if job is not None and job.state is JobState.DONE:
             with suppress(InvalidStateError):  # another thread was faster
                 self.set_result(self._results)
+            self._job = None  # and so its inputs
 
     def _observe(self) -> None:
         """From now on the thread that serves the lane makes this future know, as soon as the run has ended."""
@@ -210,10 +225,6 @@ class Series:
 
     def results(self) -> list[Results]:
         """Wait for all runs and return their results, or raise what the first one that failed raised."""
-        if self._futures:
-            # The last one first: then this thread is not woken by every run, which it would slow down.
-            with suppress(CancelledError):
-                self._futures[-1].exception()
         return [future.result() for future in self._futures]
 
     def cancel(self) -> None:

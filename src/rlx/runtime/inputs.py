@@ -89,9 +89,9 @@ class Inputs:
         Raises:
             UsageError: as `by_name`, or their number is wrong.
         """
-        if type(inputs) is dict or isinstance(inputs, Mapping):
-            return self.by_name(cast("Mapping[str, Any]", inputs))
         if not isinstance(inputs, (list, tuple)):
+            if type(inputs) is dict or isinstance(inputs, Mapping):
+                return self.by_name(cast("Mapping[str, Any]", inputs))
             raise UsageError(
                 f"run takes inputs by name in a dict, or all of them in a list, not a {type(inputs).__name__}"
             )

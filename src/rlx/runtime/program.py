@@ -66,7 +66,7 @@ class Binding:
         plain: what a call does if nothing is checked meanwhile.
         names: of the outputs.
         result_type: named tuple of the outputs.
-        is_direct: a call does nothing but run a program of a backend with lanes.
+        laned: `compiled`, if a call does nothing but run it and its backend has lanes.
     """
 
     run: Run
@@ -76,7 +76,7 @@ class Binding:
     plain: Run
     names: list[str]
     result_type: Any
-    is_direct: bool
+    laned: LaneGraph | None
 
     def new_outputs(self) -> list[Array]:
         """Return arrays for the outputs of a run.
@@ -96,9 +96,8 @@ class Binding:
         Raises:
             OutOfMemoryError: there is no room for outputs.
         """
-        if not self.is_direct:
+        if self.laned is None:
             return None
-        assert isinstance(self.compiled, LaneGraph)
         outputs = self.new_outputs()
-        job = self.compiled.job(arrays, outputs, self.env)
+        job = self.laned.job(arrays, outputs, self.env)
         return None if job is None else (job, dict(zip(self.names, outputs, strict=True)))

@@ -69,6 +69,7 @@ class _Laned:
         results: what it writes into.
         index: how many jobs the lane passes before this one.
         ended: it counts as a run that has ended, or waits for Python now.
+        told: its future needs nothing from this entry any more.
     """
 
     waiting: _Waiting
@@ -76,6 +77,19 @@ class _Laned:
     results: Results
     index: int
     ended: bool = False
+    told: bool = False
+
+    def is_under_way(self) -> bool:
+        """Whether it may begin, or has and not ended."""
+        state = self.job.state
+        return state < JobState.DONE or (state is JobState.STOPPED and not self.ended)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended well or was cancelled, and callbacks have been called."""
+        state = self.job.state
+        return state is JobState.WITHDRAWN or (
+            state is JobState.DONE and not self.waiting.future.owes_callbacks
+        )
 
 
 class RunQueue:
@@ -112,12 +126,6 @@ class RunQueue:
         self._running = self._closed = False
         _LIVE.add(self)
         watch_forks(self)
-
-    def rouse(self) -> None:
-        """Announce a run: if the thread sleeps, it wakes while the run is made ready."""
-        lane = self._lane
-        if lane is not None and self._thread is not None and not self.busy:
-            lane.rouse()
 
     def submit(self, work: Work, bound: int, series: Series | None = None) -> RunFuture:
         """Enqueue a run; while `bound` or more wait already, wait for one of them to begin.
@@ -192,18 +200,24 @@ class RunQueue:
     def _push(self, lane: Lane) -> bool:
         """Make the first run that waits a job, if it can be one. Both locks are held."""
         first = self._waiting[0]
-        made = first.work.job()
+        future, _, series = first
+        if series is not None and series.failed:
+            return False
+        made = None if future.cancelled() else first.work.job()
         if made is None:
             return False
         entry = _Laned(first, *made, lane.pushed)
-        first.future.become(*made, lane.call)
+        future.become(*made, lane.call)
+        if future.cancelled():
+            future.become(None, {}, _nothing)
+            return False
         try:
             self._waiting.popleft()
             self.laned.append(entry)
             lane.push(entry.job)
         except BaseException:  # a signal
             if entry.job.withdraw():
-                entry.ended = True
+                entry.ended = entry.told = True
                 if not self._waiting or self._waiting[0] is not first:
                     self._waiting.appendleft(first)
             raise
@@ -229,7 +243,7 @@ class RunQueue:
         if self._is_own_thread():
             with self._changed:
                 self._recall()
-        self._wait_until(lambda: all(e.ended for e in self.laned))
+        self._wait_until(lambda: not any(e.is_under_way() for e in self.laned))
 
     def _wait_until(self, holds: Callable[[], bool]) -> None:
         while True:
@@ -288,17 +302,21 @@ class RunQueue:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _retire(self) -> None:
-        """Count the jobs that have ended, and drop those that the lane has passed. The lock is held."""
+        """Count the jobs that have ended, and drop those that neither lane nor future needs. The lock is held."""
         lane = self._lane
         if lane is None or not self.laned:
             return
         for entry in self.laned:
-            if not entry.ended and entry.job.state in (JobState.DONE, JobState.WITHDRAWN):
+            if not entry.ended and entry.has_ended():
                 entry.ended = True
                 self._end()
         passed, pushed = lane.passed, lane.pushed
-        while self.laned and self.laned[0].ended:
-            if passed <= self.laned[0].index < pushed:
+        while self.laned:
+            first = self.laned[0]
+            needed = passed <= first.index < pushed or not (
+                first.told or first.waiting.future.knows
+            )
+            if needed or not first.ended:
                 break
             self.laned.popleft()
 
@@ -306,7 +324,7 @@ class RunQueue:
         """Let Python do the jobs that have not begun, before all others that wait. The lock is held."""
         back = [e for e in self.laned if e.job.withdraw()]
         for entry in back:
-            entry.ended = True  # as a job; as a run it has not
+            entry.ended = entry.told = True  # as a job; as a run it has not
             entry.waiting.future.become(None, {}, _nothing)
         self._waiting.extendleft(e.waiting for e in reversed(back))
         self._tell()
@@ -323,15 +341,26 @@ class RunQueue:
             self._recall()
             entries = list(self.laned)
         for entry in entries:
-            if entry.job.state is JobState.STOPPED and not entry.ended:
-                self._go_on(entry)
-            else:
-                entry.waiting.future.learn()
+            if not entry.told:
+                self._tell_of(entry)
         with self._changed:
             self._running = False
             self._retire()
             self._tell()
         return True
+
+    def _tell_of(self, entry: _Laned) -> None:
+        """Let a future know how its job ended."""
+        future, state = entry.waiting.future, entry.job.state
+        if state is JobState.STOPPED:
+            self._go_on(entry)
+        elif future.cancelled():
+            future.set_running_or_notify_cancel()
+        elif state is JobState.DONE:
+            future.learn()
+        else:  # it is being cancelled; who does so calls
+            return
+        entry.told = True
 
     def _go_on(self, stopped: _Laned) -> None:
         """Go on with a run that has stopped until it has ended."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
+from ctypes import addressof
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuJob", "CpuLane", "LaneCode"]
 
-_Address: TypeAlias = "int | ctypes.c_void_p"
+_STATES = tuple(JobState)
 _pointer, _word = ctypes.c_void_p, ctypes.c_int64
 
 
@@ -33,7 +34,6 @@ class LaneCode:
 
     SYMBOLS: ClassVar = (
         "rlx_lane_push",
-        "rlx_lane_rouse",
         "rlx_lane_call",
         "rlx_lane_serve",
         "rlx_job_wait",
@@ -46,21 +46,18 @@ class LaneCode:
         at = library.address
         brief, waiting = ctypes.PYFUNCTYPE, ctypes.CFUNCTYPE
         self.push = cast(
-            "Callable[[_Address, _Address], None]",
+            "Callable[[int, int], None]",
             brief(None, _pointer, _pointer)(at("rlx_lane_push")),
         )
-        self.rouse = cast("Callable[[_Address], None]", brief(None, _pointer)(at("rlx_lane_rouse")))
-        self.call = cast("Callable[[_Address], None]", brief(None, _pointer)(at("rlx_lane_call")))
+        self.call = cast("Callable[[int], None]", brief(None, _pointer)(at("rlx_lane_call")))
         self.serve = cast(
-            "Callable[[_Address, int], int]", waiting(_word, _pointer, _word)(at("rlx_lane_serve"))
+            "Callable[[int, int], int]", waiting(_word, _pointer, _word)(at("rlx_lane_serve"))
         )
         self.wait = cast(
-            "Callable[[_Address, int], int]", waiting(_word, _pointer, _word)(at("rlx_job_wait"))
+            "Callable[[int, int], int]", waiting(_word, _pointer, _word)(at("rlx_job_wait"))
         )
-        self.withdraw = cast(
-            "Callable[[_Address], int]", brief(_word, _pointer)(at("rlx_job_withdraw"))
-        )
-        self.want = cast("Callable[[_Address], int]", brief(_word, _pointer)(at("rlx_job_want")))
+        self.withdraw = cast("Callable[[int], int]", brief(_word, _pointer)(at("rlx_job_withdraw")))
+        self.want = cast("Callable[[int], int]", brief(_word, _pointer)(at("rlx_job_want")))
 
 
 class CpuJob:
@@ -75,7 +72,7 @@ class CpuJob:
         resume: goes on from a status that `rlx_run` returned.
     """
 
-    __slots__ = ("_arrays", "_code", "_resume", "_slots", "_state", "_words", "address")
+    __slots__ = ("_arrays", "_code", "_resume", "_slots", "_words", "address")
 
     def __init__(
         self,
@@ -87,19 +84,18 @@ class CpuJob:
         resume: Callable[[int], None],
     ) -> None:
         self._code, self._slots, self._arrays, self._resume = code, slots, arrays, resume
-        words = [0, 0, 0, context, pc, address_of(slots), len(arrays), *map(address_of, arrays)]
-        self._words = np.array(words, np.int64)
-        self._state = self._words[:1].view(np.int32)
-        self.address = ctypes.c_void_p(address_of(self._words))
+        words = (0, 0, 0, context, pc, address_of(slots), len(arrays), *map(address_of, arrays))
+        self._words = (_word * len(words))(*words)
+        self.address = addressof(self._words)
 
     @property
     def state(self) -> JobState:
         """What has become of it by now."""
-        return JobState(int(self._state[0]))
+        return _STATES[int(self._words[JobWord.STATE]) & 0xFFFFFFFF]
 
     def wait(self, seconds: float) -> JobState:
         """Wait until its state is final; see the protocol."""
-        return JobState(self._code.wait(self.address, int(seconds * 1e9)))
+        return _STATES[self._code.wait(self.address, int(seconds * 1e9))]
 
     def withdraw(self) -> bool:
         """Take it back unless it has begun; see the protocol."""
@@ -107,11 +103,11 @@ class CpuJob:
 
     def want(self) -> JobState:
         """Make the server return when it has ended; see the protocol."""
-        return JobState(self._code.want(self.address))
+        return _STATES[self._code.want(self.address)]
 
     def finish(self) -> None:
         """Go on with a run that has stopped; see the protocol."""
-        self._resume(int(self._words[JobWord.STATUS]))
+        self._resume(self._words[JobWord.STATUS])
 
 
 class CpuLane:
@@ -126,22 +122,19 @@ class CpuLane:
     def __init__(self, code: LaneCode) -> None:
         self._code = code
         self._bytes = aligned_bytes(LaneOffset.BYTES, 128)
-        self._words = self._bytes.view(np.int64)
-        self._address = ctypes.c_void_p(address_of(self._bytes))
+        self._address = address_of(self._bytes)
+        self._pushed = _word.from_address(self._address + LaneOffset.PUSHED)
+        self._passed = _word.from_address(self._address + LaneOffset.PASSED)
 
     @property
     def pushed(self) -> int:
         """How many jobs were pushed so far."""
-        return int(self._words[LaneOffset.PUSHED // 8])
+        return self._pushed.value
 
     @property
     def passed(self) -> int:
         """How many jobs it does not need any more."""
-        return int(self._words[LaneOffset.PASSED // 8])
-
-    def rouse(self) -> None:
-        """Announce a job; see the protocol."""
-        self._code.rouse(self._address)
+        return self._passed.value
 
     def push(self, job: Job) -> None:
         """Append a job."""

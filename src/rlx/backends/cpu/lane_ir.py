@@ -7,8 +7,7 @@ first (compare-and-swap). Who waits for a job sleeps on its word, as a worker of
 sets the word, then looks at the state; the server sets the state, then looks at the word.
 
 The server comes back to Python when a run did not end by itself, when somebody wants to be told of a job (`WANTED`) or
-calls it, and when nothing came for a while. `rlx_lane_rouse` announces a job that is still being made ready: a thread
-that sleeps takes 50 to 100 us to wake, in which the inputs are copied.
+calls it, and when nothing came for a while.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 from enum import IntEnum
 from string import Template
 
-from rlx.backends.cpu.system import CLOCK_PRECISE
 from rlx.backends.cpu.words import CTX
 from rlx.backends.lanes import JobState
 
@@ -24,8 +22,6 @@ __all__ = ["LANE_IR", "RING", "JobWord", "LaneOffset"]
 
 RING = 64
 """Jobs that a lane holds at the most; a power of two."""
-_ROUSED_NANOSECONDS = 200_000
-"""How long a server that was roused looks for the job that was announced."""
 _LINGER_NANOSECONDS = 500_000
 """After its last job a server waits so long before it tells Python; whoever waits for that job is told at once."""
 
@@ -37,7 +33,6 @@ class LaneOffset(IntEnum):
     PASSED = 128  # i64: jobs the server is done with; it does not touch them any more
     ASLEEP = 256  # i32: 1 = the server sleeps
     CALLED = 260  # i32: 1 = the server comes back to Python
-    ROUSED = 264  # i32: 1 = a job is about to come
     JOBS = 384  # RING addresses
     BYTES = 384 + 8 * RING
 
@@ -84,15 +79,6 @@ define void @rlx_lane_push(ptr %lane, ptr %job) #0 {
   ret void
 }
 
-; A job is about to come: the server wakes and looks for it.
-define void @rlx_lane_rouse(ptr %lane) #0 {
-  %roused = getelementptr i8, ptr %lane, i64 $LANE_ROUSED
-  store atomic i32 1, ptr %roused seq_cst, align 4
-  %asleep = getelementptr i8, ptr %lane, i64 $LANE_ASLEEP
-  call void @rlx_alert(ptr %asleep)
-  ret void
-}
-
 ; Make the server come back to Python after the job it is at.
 define void @rlx_lane_call(ptr %lane) #0 {
   %called = getelementptr i8, ptr %lane, i64 $LANE_CALLED
@@ -122,11 +108,10 @@ entry:
   %passed.p = getelementptr i8, ptr %lane, i64 $LANE_PASSED
   %asleep.p = getelementptr i8, ptr %lane, i64 $LANE_ASLEEP
   %called.p = getelementptr i8, ptr %lane, i64 $LANE_CALLED
-  %roused.p = getelementptr i8, ptr %lane, i64 $LANE_ROUSED
   %jobs = getelementptr i8, ptr %lane, i64 $LANE_JOBS
   br label %look
 look:
-  %limit = phi i64 [ %idle, %entry ], [ %limit, %spun ], [ %limit, %awake ], [ %limit, %skip ], [ $LINGER, %run ]
+  %limit = phi i64 [ %idle, %entry ], [ %limit, %awake ], [ %limit, %skip ], [ $LINGER, %run ]
   %called = atomicrmw xchg ptr %called.p, i32 0 seq_cst
   %calls = icmp ne i32 %called, 0
   br i1 %calls, label %python, label %next
@@ -191,24 +176,6 @@ run:
   br i1 %leaves, label %python, label %look
 
 rest:
-  %roused = atomicrmw xchg ptr %roused.p, i32 0 seq_cst
-  %expects = icmp ne i32 %roused, 0
-  br i1 %expects, label %expect, label %park
-expect:
-  %began = call i64 @rlx_now(i32 $CLOCK)
-  br label %spin
-spin:
-  call void @rlx_pause()
-  %came = call i1 @rlx_lane_stirs(ptr %lane)
-  br i1 %came, label %spun, label %late
-late:
-  %now = call i64 @rlx_now(i32 $CLOCK)
-  %spent = sub i64 %now, %began
-  %tired = icmp ugt i64 %spent, $ROUSED
-  br i1 %tired, label %spun, label %spin
-spun:
-  br label %look
-park:
   store atomic i32 1, ptr %asleep.p seq_cst, align 4
   %early = call i1 @rlx_lane_stirs(ptr %lane)
   br i1 %early, label %awake, label %sleep
@@ -284,7 +251,5 @@ LANE_IR = _TEXT.substitute(
     CTX_SLOTS=int(CTX.SLOTS),
     MASK=RING - 1,
     LINGER=_LINGER_NANOSECONDS,
-    ROUSED=_ROUSED_NANOSECONDS,
-    CLOCK=CLOCK_PRECISE,
 )
 """Needs `system_ir` and `DISPATCH_IR`. Exports `rlx_lane_*` and `rlx_job_*`."""

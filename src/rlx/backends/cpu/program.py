@@ -280,7 +280,7 @@ class CpuProgram:
         """Return a run as a job of a lane; see `rlx.backends.lanes.LaneGraph`."""
         context = self._context
         needs_python = self._hosts or self._graves is not None or context.is_watched
-        if needs_python or env is not self._env:
+        if needs_python or env != self._env:
             return None
         context.start_pool()
         return CpuJob(
