@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from rlx.backends.lanes import Job, JobState
 from rlx.base.errors import UsageError
@@ -84,7 +84,7 @@ class RunFuture(Future[Results]):
         self._results: Results = {}
         self._observed = False
         self._call: Callable[[], None] = _nothing
-        self._waiters = _Waiters(self._observe)
+        self._waiters = cast("list[Any]", _Waiters(self._observe))
         self.refused = False
 
     @property

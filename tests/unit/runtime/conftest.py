@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -196,7 +196,7 @@ class HostLane:
 class _LanedBackend(_GatedBackend):
     def compile(self, graph: Graph, target: Target, options: CompileOptions) -> CompiledGraph:
         compiled = super().compile(graph, target, options)
-        return compiled if graph.states else _LanedGraph(compiled)
+        return compiled if graph.states else cast("CompiledGraph", _LanedGraph(compiled))
 
     def lane(self, target: Target) -> HostLane:
         del target

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, as_completed, wait
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -461,6 +463,163 @@ def test_what_is_called_later_takes_place_later(gated: Gated, what: str) -> None
     assert m.run([_x(1, 100)])["y"][99] == after
     if what == "clone":
         np.testing.assert_array_equal(np.asarray(found[0]), _x(6, 100))
+
+
+# -- runs that native code does back to back --------------------------------------------------------------------------
+
+
+def _pairs(*values: int) -> list[Array]:
+    return [np.full(2, v, np.int32) for v in values]
+
+
+def test_a_failing_job_ends_no_other() -> None:
+    m = rlx.compile(_quotient(), "cpu")
+    m.run(_pairs(1, 1))
+    for _ in range(20):
+        futures = [m.run_async(_pairs(6, b)) for b in (1, 0, 2, 0, 3)]
+        found: list[int | str] = []
+        for future in futures:
+            try:
+                found.append(int(_y(future)[0]))
+            except rlx.ExecutionError as error:
+                found.append(str(error).partition(" in ")[0])
+        zero = "integer division by zero"
+        assert found == [6, zero, 3, zero, 2]
+
+
+def _laned(products: int = 1, rows: int = 64) -> Executable:
+    """Return a program of so many products whose runs are jobs: its shapes are known."""
+    with rlx.Graph("powers") as g:
+        y, w = g.input("x", [rows, 64]), g.param("w", np.eye(64, dtype=np.float32))
+        for _ in range(products):
+            y = y @ w
+        g.output("y", y)
+    m = rlx.compile(g, "cpu", threads=1)
+    m.run([_square(0, rows)])
+    return m
+
+
+def _square(value: float, rows: int = 64) -> Array:
+    return np.full((rows, 64), value, np.float32)
+
+
+def _by_callbacks(futures: list[RunFuture]) -> list[int]:
+    told: list[int] = []
+    done = threading.Event()
+    for i, future in enumerate(futures):
+        future.add_done_callback(lambda _, i=i: told.append(i))
+    futures[-1].add_done_callback(lambda _: done.set())
+    assert done.wait(_SECONDS)
+    return told
+
+
+def _by_wait(futures: list[RunFuture]) -> list[int]:
+    told: list[int] = []
+    numbers: dict[Future[dict[str, Any]], int] = {f: i for i, f in enumerate(futures)}
+    rest = set(numbers)
+    while rest:
+        ended, rest = wait(rest, _SECONDS, FIRST_COMPLETED)
+        assert ended
+        told += sorted(numbers[f] for f in ended)
+    return told
+
+
+def _by_asyncio(futures: list[RunFuture]) -> list[int]:
+    async def gather() -> list[dict[str, Any]]:
+        return await asyncio.gather(*map(asyncio.wrap_future, futures))
+
+    return [int(r["y"][0, 0]) for r in asyncio.run(gather())]
+
+
+@pytest.mark.parametrize("how", [_by_callbacks, _by_wait, _by_asyncio])
+def test_who_is_told_of_jobs_is_told_in_order(how: Callable[[list[RunFuture]], list[int]]) -> None:
+    m = _laned(400)
+    for _ in range(5):
+        futures = [m.run_async([_square(i)]) for i in range(8)]
+        assert how(futures) == list(range(8))
+        assert [float(_y(f)[0, 0]) for f in futures] == list(range(8))
+
+
+def test_the_first_of_several_jobs_is_told_of_before_the_others_end() -> None:
+    m = _laned(2000)
+    for _ in range(5):
+        futures = [m.run_async([_square(i)]) for i in range(4)]
+        assert next(as_completed(futures, _SECONDS)) is futures[0]
+        assert not futures[3].done()
+
+
+def test_a_job_that_waits_can_be_cancelled() -> None:
+    m = _laned(2000)
+    futures = [m.run_async([_square(i)]) for i in range(6)]
+    assert futures[4].cancel()
+    assert futures[4].cancel()
+    assert futures[4].done()
+    assert futures[4].cancelled()
+    assert not futures[4].running()
+    assert not wait(futures, _SECONDS).not_done
+    assert [float(_y(f)[0, 0]) for f in futures if not f.cancelled()] == [0, 1, 2, 3, 5]
+    assert not futures[5].cancel()
+
+
+def test_a_job_says_whether_it_runs() -> None:
+    m = _laned(400, 2048)
+    first, second = (m.run_async([_square(i, 2048)]) for i in (1, 2))
+    until = time.monotonic() + _SECONDS
+    while not first.running() and time.monotonic() < until:
+        time.sleep(0.0005)
+    assert first.running()
+    assert not first.done()
+    assert not second.running()
+    assert not first.cancel()
+    with pytest.raises(TimeoutError):
+        second.result(0.001)
+    assert second.exception(_SECONDS) is None
+    assert not second.running()
+
+
+def test_jobs_keep_nothing_alive_when_they_have_ended() -> None:
+    m = _laned()
+    future = m.run_async([_square(1)])
+    result = weakref.ref(future.result(_SECONDS)["y"])
+    watched = weakref.ref(m)
+    del m, future
+    for _ in range(100):  # the thread lets go just after the result is there
+        gc.collect()
+        if watched() is None and result() is None:
+            return
+        threading.Event().wait(0.05)
+    raise AssertionError("something is still there")
+
+
+def test_many_threads_enqueue_run_cancel_and_wait() -> None:
+    m = _laned(3)
+    wrong: list[object] = []
+
+    def use(number: int) -> None:
+        random = np.random.default_rng(number)
+        held: list[tuple[float, RunFuture]] = []
+        for i in range(150):
+            value = float(1000 * number + i)
+            match int(random.integers(6)):
+                case 0:
+                    wrong.extend(v for v in [m.run([_square(value)])["y"][0, 0]] if v != value)
+                case 1 if held:
+                    wait([held[0][1]], _SECONDS)
+                case 2 if held:
+                    held[-1][1].add_done_callback(lambda _: m.run([_square(1)]))
+                case 3 if held and held[-1][1].cancel():
+                    held.pop()
+                case _:
+                    held.append((value, m.run_async([_square(value)], queue=4)))
+        wrong.extend(v for v, f in held if _y(f)[63, 63] != v)
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(_SECONDS)
+        assert not thread.is_alive()
+    assert not wrong
 
 
 # -- run_pipelined ---------------------------------------------------------------------------------------------------
