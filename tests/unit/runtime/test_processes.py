@@ -268,6 +268,15 @@ time.sleep(0.1)
 futures = [m.run_async([x]) for _ in range(8)]
 sys.exit(0)
 """,
+    "jobs wait in a lane": """
+m.run([x])
+futures = [m.run_async([x]) for _ in range(8)]
+time.sleep(0.02)
+""",
+    "the lane is idle": """
+m.run([x])
+futures = [m.run_async([x]).result() for _ in range(2)]
+""",
     "the queue is idle": """
 m.run_async([x]).result()
 """,
@@ -328,6 +337,28 @@ def in_child(work):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 """
+_DURING = """
+other = rlx.compile(_model())
+{before}
+future = m.run_async([x])
+waiting = m.run_async([x])
+time.sleep({seconds})
+
+def child():
+    assert np.array_equal(other.run([_x(5)])["z"], _x(5) * 2)
+    for what in (lambda: m.run([x]), future.result, waiting.exception):
+        try:
+            what()
+        except rlx.UsageError as error:
+            assert "fork" in str(error), error
+        else:
+            return False
+    m.close()
+    return True
+
+in_child(child)
+assert np.array_equal(future.result()["y"], x)
+"""
 _FORKS = {
     "before the first run": """
 m = rlx.compile(_model(), threads=2)
@@ -352,27 +383,8 @@ m = rlx.compile(_model(), threads=2)
 m.run([_x(5)])
 in_child(lambda: np.array_equal(rlx.compile(_model()).run([_x(5)])["z"], _x(5) * 2))
 """,
-    "during a run of another thread": """
-other = rlx.compile(_model())
-future = m.run_async([x])
-waiting = m.run_async([x])
-time.sleep(0.1)
-
-def child():
-    assert np.array_equal(other.run([_x(5)])["z"], _x(5) * 2)
-    for what in (lambda: m.run([x]), future.result, waiting.exception):
-        try:
-            what()
-        except rlx.UsageError as error:
-            assert "fork" in str(error), error
-        else:
-            return False
-    m.close()
-    return True
-
-in_child(child)
-assert np.array_equal(future.result()["y"], x)
-""",
+    "during a job": _DURING.format(before="m.run([x])", seconds=0.02),
+    "during a run of another thread": _DURING.format(before="", seconds=0.1),
 }
 
 
