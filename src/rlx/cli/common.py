@@ -6,8 +6,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, TypeAlias
 
 import numpy as np
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -22,6 +24,7 @@ from rlx.runtime.executable import Executable, TensorSpec
 
 __all__ = [
     "PACKAGE",
+    "Precision",
     "check_dims",
     "console",
     "make_inputs",
@@ -35,12 +38,31 @@ PACKAGE = ".rlxp"
 """What the names of packages end in."""
 
 
+Precision: TypeAlias = Annotated[
+    str | None,
+    typer.Option(help="What to compute in: f32 (by default), f16, bf16, mixed-f16, mixed-bf16."),
+]
+
+
 def open_model(
-    path: Path, device: str, threads: int | None = None, dims: Mapping[str, int] | None = None
+    path: Path,
+    device: str,
+    threads: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    precision: str | None = None,
 ) -> Executable:
-    """Return a model from an ONNX file, or from a package if the name says so; arguments as for `rlx.load`."""
-    make = rlx.open if path.suffix == PACKAGE else rlx.load
-    return make(path, device, threads=threads, dims=dims)
+    """Return a model from an ONNX file, or from a package if the name says so; arguments as for `rlx.load`.
+
+    Raises:
+        UsageError: there is a precision for a package.
+    """
+    if path.suffix != PACKAGE:
+        return rlx.load(path, device, threads=threads, dims=dims, precision=precision or "f32")
+    if precision is not None:
+        raise UsageError(
+            f"{path.name} holds compiled programs: give --precision to `rlx package` when it is made"
+        )
+    return rlx.open(path, device, threads=threads, dims=dims)
 
 
 def parse_dims(items: Sequence[str]) -> dict[str, int]:

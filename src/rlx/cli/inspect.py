@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from rlx.cli.arrays import check_target
-from rlx.cli.common import check_dims, console, open_model, parse_dims, show_table
+from rlx.cli.common import Precision, check_dims, console, open_model, parse_dims, show_table
 from rlx.runtime.executable import Executable
 
 __all__ = ["inspect"]
 
 
-def inspect(
+def inspect(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
     model: Annotated[Path, typer.Argument(help="An ONNX file, or a package (.rlxp).")],
     device: Annotated[str, typer.Option(help="One of `rlx devices`.")] = "cpu",
     dim: Annotated[
@@ -30,16 +30,18 @@ def inspect(
     ] = None,
     top: Annotated[int, typer.Option(help="Rows of the list of the largest values.")] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    precision: Precision = None,
 ) -> None:
     """Show what a model is and what rlx makes of it."""
     if arena is not None:
         check_target(arena, "the picture is", ".svg")
     dims = parse_dims(dim or [])
-    with open_model(model, device, dims=dims) as loaded:
+    with open_model(model, device, dims=dims, precision=precision) as loaded:
         check_dims(loaded, dims)
         names = {d for s in loaded.inputs for d in s.shape if isinstance(d, str)}
     missing = sorted(names - set(dims))
-    with open_model(model, device, dims={**dims, **dict.fromkeys(missing, 1)}) as loaded:
+    bounds = {**dims, **dict.fromkeys(missing, 1)}
+    with open_model(model, device, dims=bounds, precision=precision) as loaded:
         if not loaded.variants:  # programs of a package are linked by the first run
             loaded.warmup()
         if arena is not None:

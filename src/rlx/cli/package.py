@@ -10,7 +10,7 @@ import typer
 
 import rlx
 from rlx.base.errors import UsageError
-from rlx.cli.common import PACKAGE, check_dims, console, make_inputs, parse_dims
+from rlx.cli.common import PACKAGE, Precision, check_dims, console, make_inputs, parse_dims
 
 __all__ = ["package"]
 
@@ -25,13 +25,14 @@ def package(
         list[str] | None,
         typer.Option(help="Extent to compile for first, NAME=NUMBER; others are 1."),
     ] = None,
+    precision: Precision = None,
 ) -> None:
     """Compile a model and write it as a package for this kind of processor; `rlx run` and `rlx.open` take it."""
     path = output or model.with_suffix(PACKAGE)
     if path.suffix != PACKAGE:
         raise UsageError(f"the name of a package ends in {PACKAGE}, not {path.name!r}")
     dims = parse_dims(dim or [])
-    with rlx.load(model, device=device) as loaded:
+    with rlx.load(model, device, precision=precision or "f32") as loaded:
         check_dims(loaded, dims)
         with console.status(f"compiling {model.name}"):
             loaded.warmup({n: a.shape for n, a in make_inputs(loaded, [], dims, 0).items()})

@@ -11,7 +11,7 @@ import typer
 
 from rlx.base.errors import UsageError
 from rlx.cli.arrays import check_target
-from rlx.cli.common import console, make_inputs, open_model, parse_dims
+from rlx.cli.common import Precision, console, make_inputs, open_model, parse_dims
 
 __all__ = ["profile"]
 
@@ -36,13 +36,14 @@ def profile(  # noqa: PLR0913, PLR0917  (every parameter is an option of the com
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     seed: Annotated[int, typer.Option(help="Of random inputs.")] = 0,
+    precision: Precision = None,
 ) -> None:
     """Time every kernel of a model: time, share, bytes, operations, threads."""
     if by not in ("node", "thunk", "op"):
         raise UsageError(f"--by is node, thunk or op, not {by!r}")
     if trace is not None:
         check_target(trace, "a trace is", ".json")
-    with open_model(model, device, threads) as loaded:
+    with open_model(model, device, threads, precision=precision) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
         found = loaded.profile(arrays, runs=runs)
     if trace is not None:

@@ -11,12 +11,12 @@ import numpy as np
 import typer
 
 from rlx.cli.arrays import check_target, write_arrays
-from rlx.cli.common import console, make_inputs, open_model, parse_dims, show_table
+from rlx.cli.common import Precision, console, make_inputs, open_model, parse_dims, show_table
 
 __all__ = ["run"]
 
 
-def run(
+def run(  # noqa: PLR0913, PLR0917  (every parameter is an option of the command)
     model: Annotated[Path, typer.Argument(help="An ONNX file, or a package (.rlxp).")],
     inputs: Annotated[
         list[Path] | None, typer.Option("--input", "-i", help=".npz, or NAME.npy")
@@ -30,12 +30,13 @@ def run(
         list[str] | None, typer.Option(help="Extent of random inputs, NAME=NUMBER.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of random inputs.")] = 0,
+    precision: Precision = None,
 ) -> None:
     """Run a model once and print what comes out."""
     if output is not None:
         check_target(output)
     started = time.perf_counter()
-    with open_model(model, device, threads) as loaded:
+    with open_model(model, device, threads, precision=precision) as loaded:
         arrays = make_inputs(loaded, inputs or [], parse_dims(dim or []), seed)
         with console.status(f"compiling {model.name}"):
             results = loaded.run(arrays)

@@ -132,6 +132,26 @@ def test_run_on_files(suffix: str, run: Callable[..., str], model: Path, tmp_pat
     np.testing.assert_array_equal(np.load(target)["y"], want)
 
 
+def test_a_precision(run: Callable[..., str], model: Path, tmp_path: Path) -> None:
+    source, package = tmp_path / "x.npy", tmp_path / "half.rlxp"
+    np.save(source, np.full((1, 2), 1.001, np.float32))
+    run("package", model, "-o", package, "--precision", "f16")
+    found: list[Any] = []
+    for number, arguments in enumerate(((model,), (model, "--precision", "f16"), (package,))):
+        target = tmp_path / f"y{number}.npz"
+        run("run", *arguments, "-i", source, "-o", target)
+        with np.load(target) as archive:
+            found.append(archive["y"])
+    assert not np.array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[1], found[2])
+    np.testing.assert_allclose(found[1], found[0], rtol=2e-3)
+    assert "casting f32 to f16" in run("inspect", model, "--json", "--precision", "f16")
+    error = _invoke("run", package, "--precision", "f16").exception
+    assert isinstance(error, rlx.UsageError)
+    assert "half.rlxp holds compiled programs" in str(error)
+    assert "precision is one of" in str(_invoke("run", model, "--precision", "f64").exception)
+
+
 def test_the_reference_device_agrees(run: Callable[..., str], model: Path, tmp_path: Path) -> None:
     outputs: list[Any] = []
     for device in ("cpu", "reference"):
