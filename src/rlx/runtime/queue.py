@@ -335,14 +335,13 @@ class RunQueue:
         Callbacks of futures may use the executable, and wait for others that do. So no job is in the lane meanwhile.
         """
         with self._changed:
-            if not self.laned:
+            if all(e.told or e.job.state < JobState.DONE for e in self.laned):
                 return False
             self._running = True
             self._recall()
-            entries = list(self.laned)
+            entries = [e for e in self.laned if not e.told]
         for entry in entries:
-            if not entry.told:
-                self._tell_of(entry)
+            self._tell_of(entry)
         with self._changed:
             self._running = False
             self._retire()
@@ -354,12 +353,11 @@ class RunQueue:
         future, state = entry.waiting.future, entry.job.state
         if state is JobState.STOPPED:
             self._go_on(entry)
-        elif future.cancelled():
-            future.set_running_or_notify_cancel()
-        elif state is JobState.DONE:
+        elif state is JobState.DONE and not future.cancelled():
             future.learn()
-        else:  # it is being cancelled; who does so calls
-            return
+        else:
+            future.cancel()  # who withdrew the job may be at it, or a signal ended that
+            future.set_running_or_notify_cancel()
         entry.told = True
 
     def _go_on(self, stopped: _Laned) -> None:
