@@ -132,13 +132,8 @@ def compile(  # noqa: A001  (the verb users expect, as in re.compile)
         raise UsageError(
             f"rlx.compile takes an rlx.Graph, not a {type(graph).__name__}; rlx.load takes files"
         )
-    ir = graph.ir
-    if not ir.outputs and all(s.next is s.value for s in ir.states):
-        raise UsageError(
-            f"graph {ir.name} has no outputs, and no state that changes: nothing would be computed; name its results "
-            "with g.output(name, value)"
-        )
     backend, target, options = choose(device, threads, precision, host_ops)
+    ir = graph.ir
     bounds = checked_dims(dims)
     leaves = [*ir.inputs, *(s.value for s in ir.states)]
     names = {s for v in leaves for d in v.type.shape for s in symbols_of(d)}

@@ -130,23 +130,3 @@ def test_extents_that_no_machine_has(device: str) -> None:
     model = _model(nodes, [("x", [1])], ["y"], [extents, axis])
     with pytest.raises(OutOfMemoryError, match=r"64-bit|73786976294838206464 bytes"):
         _run(model, device, x=np.ones(1, np.float32))
-
-
-def test_nothing_to_compute_is_an_error(device: str) -> None:
-    model = _model([_node("Relu", ["x"], ["y"])], [("x", [4, 3])], [])
-    with pytest.raises(rlx.ModelError, match="no outputs, so nothing would be computed"):
-        rlx.load(model.SerializeToString(), device)
-    for changes in (False, True):
-        with rlx.Graph("idle") as g:
-            kept = g.state("kept", [3])
-            twice = g.input("x", [3]) * kept
-            if changes:
-                g.set_next(kept, twice)
-        if not changes:
-            with pytest.raises(rlx.UsageError, match=r"graph idle has no outputs.*g\.output"):
-                rlx.compile(g, device)
-            continue
-        m = rlx.compile(g, device)
-        m.state["kept"].set(np.full(3, 2, np.float32))
-        assert m.run([np.full(3, 3, np.float32)]) == {}
-        assert m.state["kept"].get()[0] == 6

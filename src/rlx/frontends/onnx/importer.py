@@ -333,10 +333,6 @@ class Importer:
 
     def run(self) -> None:
         """Import the main graph."""
-        if not self.model.graph.outputs:
-            raise ModelError(
-                f"{self.model.source}: the graph has no outputs, so nothing would be computed"
-            )
         self.nodes(self.model.graph.nodes, self.root)
         results = [self.lookup(info.name, self.root) for info in self.model.graph.outputs]
         self.graph.block.results = results
