@@ -112,11 +112,11 @@ def graph_cache(
     """
     from rlx.ir.clone import clone_graph
     from rlx.ir.text import print_graph
-    from rlx.ops.custom import Custom
+    from rlx.ops import custom
 
     versions: dict[str, str] = {}
     for op in [node.op for node in graph.block.walk()]:
-        if isinstance(op, Custom):
+        if isinstance(op, custom.Custom):
             versions[op.name] = op.operator.stamp
         elif not type(op).__module__.startswith(f"{rlx.__name__}."):
             versions[op.name] = ""
