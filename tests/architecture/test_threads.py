@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that use rlx for the first time at the same moment: what they import, and in which order.
+"""What threads share: the order of imports when several use rlx for the first time, and tables of the process.
 
 A package whose `__init__` imports its own modules has to come before these. A thread that begins with a module locks it
 and waits for the package; if another thread is importing the package just then, it waits for the module.
@@ -10,14 +10,26 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import rlx
+from rlx.api import onnx as api_onnx
 from rlx.backends.registry import backend_names
+from rlx.frontends.onnx import model
+from rlx.frontends.onnx.registry import mapped_ops
+from rlx.frontends.onnx.source import OpenModel, open_model
+from rlx.ir.op import registered_ops
+from rlx.ir.text import registered_forms
 
 _SOURCE = Path(rlx.__file__).parents[1]
 _PACKAGES = ("rlx.ops", "rlx.backends.cpu.kernels")
@@ -123,3 +135,46 @@ def test_first_uses_may_race() -> None:
         [sys.executable, "-c", _RACE], capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("table", [registered_ops, mapped_ops, registered_forms])
+def test_tables_may_grow_while_another_thread_looks_through_them(
+    table: Callable[[], Mapping[Any, Any]],
+) -> None:
+    assert table() is not table()
+    assert table() == table()
+
+
+def test_clones_that_read_a_model_at_once_share_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, ["N", 4]) for n in "xy")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight]
+    )
+    path = tmp_path / "model.onnx"
+    path.write_bytes(helper.make_model(graph, ir_version=8).SerializeToString())
+    read, gate, found = model.load_model, threading.Barrier(2), list[Any]()
+
+    def both(opened: OpenModel) -> model.Model:
+        with suppress(threading.BrokenBarrierError):  # before Python 3.12 one waits for the other
+            gate.wait(1)
+        return read(opened)
+
+    monkeypatch.setattr(model, "load_model", both)
+    reader = api_onnx._Reader(open_model(path))  # pyright: ignore[reportPrivateUsage]
+    threads = [threading.Thread(target=lambda: found.append(reader.model)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] is found[1] is reader.model
+
+
+def test_models_are_loaded_while_another_thread_imports_graphs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "rlx.api.graph", ModuleType("rlx.api.graph"))  # has just begun
+    with pytest.raises(rlx.UsageError, match="nowhere"):
+        rlx.load("nowhere.onnx")

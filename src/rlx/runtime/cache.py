@@ -383,9 +383,13 @@ class ProgramCache:
         return hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
 
     def _entry(self, index: int) -> _Entry | None:
-        if index not in self._found:
-            self._found[index] = self._read(index)
-        return self._found[index]
+        try:
+            return self._found[
+                index
+            ]  # clones share the cache: what is there now may be gone at once
+        except KeyError:
+            entry = self._found[index] = self._read(index)
+            return entry
 
     def _read(self, index: int) -> _Entry | None:
         payload = self._store.get("program", self._variant_key(index))

@@ -394,7 +394,10 @@ def test_without_a_thread_nothing_waits_for_ever(
 def test_enqueued_runs_do_not_see_the_context_of_who_came_first() -> None:
     seen: list[str] = []
 
-    @rlx.op("test.context", infer=lambda x: x)
+    def same(x: rlx.TensorType) -> rlx.TensorType:
+        return x
+
+    @rlx.op("test.context", infer=same)
     def context(x: Array) -> Array:
         seen.append(NAN_CHECK.get())
         return x + 0
