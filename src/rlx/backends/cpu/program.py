@@ -236,13 +236,14 @@ class CpuProgram:
     def memory(self) -> MemoryReport:
         """Return the bytes it needs at the planned bounds, weights that are not set yet included."""
         weights = {s: evaluate(self.program.slots[s].nbytes, {}) for s in self.program.weights}
+        plan = self._plan  # another one when a run in another thread makes it grow
         return MemoryReport(
             weights=sum(weights.values()),
-            arena=self._plan.arena,
-            arena_lower_bound=self._plan.lower_bound,
-            scratch=self._plan.scratch * self.threads,
-            state=self._plan.state,
-            tensors=placements(self.program, self._plan, weights),
+            arena=plan.arena,
+            arena_lower_bound=plan.lower_bound,
+            scratch=plan.scratch * self.threads,
+            state=plan.state,
+            tensors=placements(self.program, plan, weights),
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
