@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.base.dtypes import DType
 from rlx.base.errors import UsageError
 from rlx.ops.custom import Attribute, CustomOperator

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.api.arguments import array_of, check_name, check_value, dtype_of, shape_of
 from rlx.base.diagnostics import Location
 from rlx.base.dtypes import DType

@@ -90,10 +90,9 @@ def load(  # noqa: PLR0913  (options, by keyword)
     from rlx.frontends.onnx.source import open_model
 
     backend, target, options = choose(device, threads, precision, host_ops)
-    graphs = sys.modules.get(
-        "rlx.api.graph"
-    )  # imported by whoever has a graph; loading a model does not need it
-    if graphs is not None and isinstance(model, graphs.Graph):
+    # Imported by whoever has a graph; loading a model does not need it. Another thread may be importing it.
+    graph = getattr(sys.modules.get("rlx.api.graph"), "Graph", None)
+    if graph is not None and isinstance(model, graph):
         raise UsageError(
             "rlx.load takes ONNX models; rlx.compile takes an rlx.Graph, such as rlx.quantize gives"
         )

@@ -124,7 +124,8 @@ class _Reader:
 
         model = load_model(self._opened)
         check_supported(model)
-        return model
+        # Clones share the reader: if another thread has read the model meanwhile, the files in use are its.
+        return self.__dict__.setdefault("model", model)
 
     def changed(self) -> bool:
         """Return whether a file beside the model was replaced since it was read."""

@@ -135,10 +135,10 @@ def _view(data: memoryview, kind: DType, shape: tuple[int, ...]) -> Array:
 def _open_npz(data: memoryview) -> dict[str, StoredArray]:
     try:
         archive = zipfile.ZipFile(_Reader(data))
-        return {
-            info.filename.removesuffix(".npy"): _npy(data, archive, info)
-            for info in archive.infolist()
-        }
+        members = archive.infolist()
+        if len({info.header_offset for info in members}) < len(members):
+            raise ParseError("not an npz file: two members begin at the same place")
+        return {info.filename.removesuffix(".npy"): _npy(data, archive, info) for info in members}
     except (
         zipfile.BadZipFile,
         OSError,

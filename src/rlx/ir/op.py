@@ -109,5 +109,5 @@ def lookup_op(name: str) -> type[Op] | None:
 
 
 def registered_ops() -> Mapping[str, type[Op]]:
-    """Return all operators by name (import `rlx.ops` first)."""
-    return _REGISTRY
+    """Return all operators by name (import `rlx.ops` first); other threads may register more meanwhile."""
+    return _REGISTRY.copy()

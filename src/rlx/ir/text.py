@@ -87,8 +87,8 @@ def attribute_form(
 
 
 def registered_forms() -> dict[str, AttributeForm]:
-    """Return the declared attribute forms by tag."""
-    return _BY_TAG
+    """Return the declared attribute forms by tag; other threads may declare more meanwhile."""
+    return _BY_TAG.copy()
 
 
 def print_graph(graph: Graph, *, locations: bool = True, elide_above: int | None = None) -> str:

@@ -240,6 +240,7 @@ def _thunk_from_data(row: list[Any], nodes: Sequence[NodeInfo], dims: DimReader)
 def _check_versions(custom: dict[str, str]) -> None:
     if not custom:
         return
+    import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
     from rlx.ops.custom import custom_version
 
     for name, version in custom.items():

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.base.dims import Dim, less_equal, product, symbol
 from rlx.base.dtypes import DType
 from rlx.base.errors import PassError

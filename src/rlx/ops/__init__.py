@@ -3,6 +3,10 @@
 
 Each group is a module. The functions of the groups are here as well (`rlx.ops.add`), except where
 one is called like its module: `rlx.ops.matmul.matmul`.
+
+What may be the first import of operators in a process is one of this package, before its modules. A thread that imports
+a module waits for the package with the module locked; if another one is importing the package, they wait for each
+other, and Python raises an error in one of them.
 """
 
 from __future__ import annotations

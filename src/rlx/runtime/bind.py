@@ -239,9 +239,7 @@ class _Binder:
             value.index = index
 
     def _next(self, graph: Graph, output: str, state: Value) -> Value:
-        from rlx.ops.movement import slice_axis
-        from rlx.ops.spec import building
-        from rlx.ops.state import write_rows
+        from rlx.ops import building, slice_axis, write_rows
 
         value, feed = graph.outputs[graph.output_names.index(output)], self.rows[output]
         if feed is None:

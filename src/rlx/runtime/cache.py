@@ -112,11 +112,11 @@ def graph_cache(
     """
     from rlx.ir.clone import clone_graph
     from rlx.ir.text import print_graph
-    from rlx.ops.custom import Custom
+    from rlx.ops import custom
 
     versions: dict[str, str] = {}
     for op in [node.op for node in graph.block.walk()]:
-        if isinstance(op, Custom):
+        if isinstance(op, custom.Custom):
             versions[op.name] = op.operator.stamp
         elif not type(op).__module__.startswith(f"{rlx.__name__}."):
             versions[op.name] = ""
@@ -383,9 +383,13 @@ class ProgramCache:
         return hashlib.sha256(f"{self._key}:{index}".encode()).hexdigest()
 
     def _entry(self, index: int) -> _Entry | None:
-        if index not in self._found:
-            self._found[index] = self._read(index)
-        return self._found[index]
+        try:
+            return self._found[
+                index
+            ]  # clones share the cache: what is there now may be gone at once
+        except KeyError:
+            entry = self._found[index] = self._read(index)
+            return entry
 
     def _read(self, index: int) -> _Entry | None:
         payload = self._store.get("program", self._variant_key(index))

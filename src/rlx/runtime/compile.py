@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.backends.protocol import Backend, CompiledGraph, CompileOptions
 from rlx.base.config import VERIFY
 from rlx.base.target import Claims, Target

@@ -89,7 +89,7 @@ class Enqueuing:
         if isinstance(inputs, (list, tuple)):
             _check_queue(queue)
             self._settle()
-            given = [self._inputs.arrays(self._inputs.given(each)) for each in inputs]
+            given = [self._inputs.match(each) for each in inputs]
             return [self._named(arrays, outputs, None) for arrays in given]
         _check_queue(queue)
         series = Series()
@@ -109,7 +109,7 @@ class Enqueuing:
         series: Series | None = None,
     ) -> RunFuture:
         _check_queue(bound)
-        matched = self._inputs.arrays(self._inputs.given(inputs))
+        matched = self._inputs.match(inputs)
         arrays = Matched(matched.inputs, [np.array(a) for a in matched])
         # What the caller does to lists and dicts later changes nothing.
         if isinstance(outputs, list):

@@ -154,12 +154,13 @@ class Executable(Enqueuing, Weighted, Observable):
         Raises:
             UsageError: nothing is compiled yet.
         """
-        if not self._variants:
+        latest = next(iter(self._variants), None)  # the lock may be held for as long as a run takes
+        if latest is None:
             self._check_usable()
             raise UsageError(
                 f"{self._source.name} is compiled on the first call; use `warmup` to force it"
             )
-        return self._variants.latest.program
+        return latest.program
 
     @property
     def rng(self) -> RngPolicy:
@@ -327,7 +328,7 @@ class Executable(Enqueuing, Weighted, Observable):
             ExecutionError: the data broke a rule of an operator.
             OutOfMemoryError: there is no room for outputs or intermediate values of this size.
         """
-        arrays = self._inputs.arrays(self._inputs.given(inputs))
+        arrays = self._inputs.match(inputs)
         self._settle()
         return self._named(arrays, outputs, out)
 
@@ -348,7 +349,8 @@ class Executable(Enqueuing, Weighted, Observable):
         Raises:
             UsageError: as `run`, or an input is given twice.
         """
-        arrays = self._inputs.arrays(self._inputs.mixed(args, kwargs))
+        declared = self._inputs  # others when another thread binds states
+        arrays = declared.arrays(declared.mixed(args, kwargs))
         self._settle()
         binding, results = self._run(arrays)
         return results[0] if len(results) == 1 else binding.result_type(*results)
@@ -485,7 +487,7 @@ class Executable(Enqueuing, Weighted, Observable):
 
     @contextmanager
     def _prepared(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Generator[Call]:
-        arrays = self._inputs.arrays(self._inputs.given(inputs))
+        arrays = self._inputs.match(inputs)
         self._settle()
         with self._lock:
             bound = self._bound(arrays)
@@ -563,7 +565,10 @@ class Executable(Enqueuing, Weighted, Observable):
         with self._lock:
             shared = self._weights.is_declared  # else nobody has seen, let alone set, a weight yet
             if shared:
-                source.read_params = self._weights.known
+                known = dict(
+                    self._weights.known()
+                )  # as it is now: another thread may close this one
+                source.read_params = lambda: known
         made = Executable(
             source,
             backend or self._maker.backend,

@@ -81,6 +81,10 @@ class Inputs:
         self.names = [name for name, _, _ in declared]
         self._dtypes = [dtype.numpy for _, dtype, _ in declared]
 
+    def match(self, inputs: Mapping[str, Any] | Sequence[Any]) -> Matched:
+        """Return the arrays of a call; see `given` and `arrays`."""
+        return self.arrays(self.given(inputs))
+
     # -- names -------------------------------------------------------------------------------------------------------
 
     def given(self, inputs: Mapping[str, Any] | Sequence[Any]) -> list[Any]:

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 from weakref import WeakSet
@@ -386,7 +387,13 @@ class RunQueue:
         if self._lane is None and self._make_lane is not None:
             self._lane = self._make_lane()
         # Two may start when a signal cuts `start` short; the second finds the first, and leaves.
-        thread = threading.Thread(target=self._work, name=f"rlx-queue-{self._name}", daemon=True)
+        # The context is an empty one: from Python 3.14 on it could be that of whoever came first.
+        thread = threading.Thread(
+            target=Context().run,
+            args=(self._work,),
+            name=f"rlx-queue-{self._name}",
+            daemon=True,
+        )
         try:
             thread.start()
         except RuntimeError as error:
@@ -451,8 +458,12 @@ class RunQueue:
             thread = self._thread
             if thread is not None and self._running:
                 _raise_exit(cast("int", thread.ident))
-        if thread is not None:
-            thread.join()
+        while thread is not None and thread.is_alive():
+            thread.join(_LOOK_SECONDS)
+            with self._changed:
+                if _Exit.was_lost and self._running:
+                    _Exit.was_lost = False
+                    _raise_exit(cast("int", thread.ident))
 
     def after_fork_in_child(self) -> None:
         """Forget the runs: their thread is the parent's."""
@@ -500,7 +511,13 @@ def _nothing() -> None:
 
 
 class _Exit(SystemExit):
-    """Raised in a queue's thread when the interpreter exits. Threads end by it without a message."""
+    """Raised in a queue's thread when the interpreter exits. Threads end by it without a message.
+
+    Attributes:
+        was_lost: Python has dropped it, since it came up in a finalizer or in the callback of a weak reference.
+    """
+
+    was_lost = False
 
 
 def _raise_exit(ident: int) -> None:
@@ -530,6 +547,8 @@ def _starts_a_thread(ident: int) -> bool:
     return False
 
 
+_LOOK_SECONDS = 0.1
+"""How often who waits for a thread to leave looks whether `_Exit` was lost."""
 _UNDISTURBED = 60.0
 """Seconds for which a thread keeps the interpreter unless it waits."""
 _LIVE: WeakSet[RunQueue] = WeakSet()
@@ -540,8 +559,20 @@ _raise_in.argtypes, _raise_in.restype = (ctypes.c_ulong, ctypes.py_object), ctyp
 
 def _at_exit() -> None:
     _EXITING.set()
-    for queue in list(_LIVE):
-        queue.interrupt()
+    report = sys.unraisablehook
+
+    def notice(unraisable: Any) -> None:
+        if unraisable.exc_type is _Exit:
+            _Exit.was_lost = True
+        else:
+            report(unraisable)
+
+    sys.unraisablehook = notice
+    try:
+        for queue in list(_LIVE):
+            queue.interrupt()
+    finally:
+        sys.unraisablehook = report
 
 
 atexit.register(_at_exit)

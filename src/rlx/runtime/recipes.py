@@ -13,6 +13,7 @@ from typing import cast
 
 import numpy as np
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.base.errors import UsageError
 from rlx.base.numeric import Array
 from rlx.ir.builder import Builder

@@ -95,8 +95,8 @@ class Variants:
             if variant.program.signature.rank <= min(ranks, default=variant.program.signature.rank):
                 self._weights.refresh(variant.program.weights)
                 if variant is not self._variants[0]:
-                    self._variants.remove(variant)
-                    self._variants.insert(0, variant)
+                    # At once: their number is asked for without the lock.
+                    self._variants = [variant, *(v for v in self._variants if v is not variant)]
                 return variant
         general = sum(not v.program.signature.is_special for v in self._variants)
         if general >= MAX_VARIANTS and not saved:

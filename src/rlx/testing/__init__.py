@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.testing.bisect import Finding, bisect, check
 from rlx.testing.compare import Difference
 from rlx.testing.conformance import Case, Outcome, conformance

@@ -838,9 +838,11 @@ def test_a_native_kernel_is_made_again_for_another_version(tmp_path: Path) -> No
 def test_an_operator_does_not_wait_for_the_executable_it_is_part_of(device: str, way: str) -> None:
     found: list[str] = []
     earlier: list[Any] = []
+    entered = threading.Event()
 
     def use_it_again(x: Array) -> Array:
         if np.any(x):
+            assert entered.wait(30)
             ways: list[Callable[[], Any]] = [
                 lambda: m.run([x]),
                 lambda: m.run_async([x]).result(),
@@ -864,11 +866,13 @@ def test_an_operator_does_not_wait_for_the_executable_it_is_part_of(device: str,
     if way == "run":
         earlier.append(m.run_async([zero]))
         earlier[-1].result(30)
+        entered.set()
         m.run([one])
         expected = 5  # what waits for a run that has ended does not wait
     else:
         first = m.run_async([one])
         earlier.append(first)
+        entered.set()
         first.result(30)
         expected = 6
     assert found == [

@@ -114,6 +114,19 @@ def test_a_small_archive_that_stands_for_a_large_array_takes_no_memory(tmp_path:
         open_arrays(tmp_path / "a.npz")
 
 
+def test_members_at_the_same_place_are_refused(tmp_path: Path) -> None:
+    data = _npz(w=_W)
+    end = data.rindex(b"PK\5\6")
+    size, start = (int.from_bytes(data[end + i : end + i + 4], "little") for i in (12, 16))
+    entry = data[start : start + size]
+    tail = bytearray(data[end:])
+    tail[8:10] = tail[10:12] = (2).to_bytes(2, "little")
+    tail[12:16] = (2 * size).to_bytes(4, "little")
+    path = _write(tmp_path, "twice.npz", data[:start] + entry + entry + bytes(tail))
+    with pytest.raises(ParseError, match="at the same place"):
+        open_arrays(path)
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "npz"])
 def test_mutated_files_raise_rlx_errors_only(tmp_path: Path, kind: str) -> None:
     good = _npz(w=_W, v=_W[0]) if kind == "npz" else _safetensors(_entry(), _W.tobytes())

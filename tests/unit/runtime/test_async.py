@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import rlx
+from rlx.base.config import NAN_CHECK, override
 from rlx.base.errors import DeviceError
 from rlx.base.numeric import Array
 from rlx.ops.elementwise import div
@@ -388,6 +389,27 @@ def test_without_a_thread_nothing_waits_for_ever(
     monkeypatch.undo()
     np.testing.assert_array_equal(m.run([_x(1)])["y"], _x(2))
     np.testing.assert_array_equal(_y(m.run_async([_x(1)])), _x(2))
+
+
+def test_enqueued_runs_do_not_see_the_context_of_who_came_first() -> None:
+    seen: list[str] = []
+
+    def same(x: rlx.TensorType) -> rlx.TensorType:
+        return x
+
+    @rlx.op("test.context", infer=same)
+    def context(x: Array) -> Array:
+        seen.append(NAN_CHECK.get())
+        return x + 0
+
+    with rlx.Graph() as g:
+        g.output("y", context(g.input("x", [3])))
+    context.unregister()
+    m = rlx.compile(g)
+    with override(RLX_NAN_CHECK="nan"):
+        m.run_async([_x(1)]).result(_SECONDS)
+    m.run_async([_x(1)]).result(_SECONDS)
+    assert seen == ["", ""]
 
 
 def test_an_executable_is_collected_when_its_runs_have_ended(device: str) -> None:

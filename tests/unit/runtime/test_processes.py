@@ -292,6 +292,37 @@ def test_the_interpreter_exits_with_runs_in_flight(ending: str) -> None:
     assert time.monotonic() - began < _SECONDS
 
 
+def test_an_exit_that_comes_up_in_a_finalizer_is_not_lost() -> None:
+    code = """
+import threading, time
+import numpy as np
+import rlx
+
+begun = threading.Event()
+
+class Slow:
+    def __del__(self):
+        begun.set()
+        end = time.monotonic() + 1
+        while time.monotonic() < end:
+            pass
+
+@rlx.op("test.endless", infer=lambda x: x)
+def endless(x):
+    Slow()
+    while True:
+        time.sleep(0.01)
+
+with rlx.Graph() as g:
+    g.output("y", endless(g.input("x", [2])))
+future = rlx.compile(g).run_async([np.ones(2, np.float32)])
+begun.wait()
+"""
+    done = _python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+
+
 def test_a_run_cut_short_by_the_exit_tells_its_callbacks() -> None:
     code = """
 futures = [m.run_async([x]) for _ in range(4)]

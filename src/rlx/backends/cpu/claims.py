@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.ops import PRODUCT_DTYPES
 from rlx.base.dtypes import DType

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+import rlx.backends.cpu.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.check import launch_check
 from rlx.backends.cpu.kernels.copy import copy_bytes  # the package registers every lowering

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import rlx.backends.cpu.kernels  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.backends.cpu.conv_passes import PackConvolutions
 from rlx.backends.cpu.isa import Isa
 from rlx.backends.cpu.kernels.gemm_tiles import panel_width

@@ -14,6 +14,7 @@ import importlib
 import os
 import threading
 from collections.abc import Callable
+from contextvars import Context
 from logging import getLogger
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -88,7 +89,9 @@ class Pool:
             return
         # Signal handlers run in the main thread only: a KeyboardInterrupt cannot leave this half
         # done elsewhere.
-        starter = threading.Thread(target=self._start, name="rlx-start")
+        # The context is an empty one: threads may keep that of their starter for ever (from Python
+        # 3.14 on).
+        starter = threading.Thread(target=Context().run, args=(self._start,), name="rlx-start")
         starter.start()
         starter.join()
 
@@ -134,7 +137,7 @@ class Pool:
     def close(self) -> None:
         """Stop the workers and forget the pool. Nothing may run with it afterwards."""
         self.stop()
-        _REGISTRY.pools.discard(self)
+        _REGISTRY.discard(self)
 
     def after_fork_in_child(self) -> None:
         """Forget what other threads of the parent were doing; they do not exist here."""
@@ -180,6 +183,10 @@ class _Registry:
     def add(self, pool: Pool) -> None:
         with self.lock:
             self.pools.add(pool)
+
+    def discard(self, pool: Pool) -> None:
+        with self.lock:
+            self.pools.discard(pool)
 
     def before_fork(self) -> None:
         self.lock.acquire()

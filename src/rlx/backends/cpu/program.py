@@ -236,13 +236,14 @@ class CpuProgram:
     def memory(self) -> MemoryReport:
         """Return the bytes it needs at the planned bounds, weights that are not set yet included."""
         weights = {s: evaluate(self.program.slots[s].nbytes, {}) for s in self.program.weights}
+        plan = self._plan  # another one when a run in another thread makes it grow
         return MemoryReport(
             weights=sum(weights.values()),
-            arena=self._plan.arena,
-            arena_lower_bound=self._plan.lower_bound,
-            scratch=self._plan.scratch * self.threads,
-            state=self._plan.state,
-            tensors=placements(self.program, self._plan, weights),
+            arena=plan.arena,
+            arena_lower_bound=plan.lower_bound,
+            scratch=plan.scratch * self.threads,
+            state=plan.state,
+            tensors=placements(self.program, plan, weights),
         )
 
     # -- running -----------------------------------------------------------------------------------------------------
@@ -402,8 +403,7 @@ class CpuProgram:
     def _run_host(self, pc: int) -> None:
         """Run an operator without a kernel by its reference, on views of its buffers."""
         from rlx.ir.clone import bind_dims
-        from rlx.ops.custom import Custom, HostKernel
-        from rlx.ops.evaluate import run_op
+        from rlx.ops import custom, run_op
 
         thunk = self.program.thunks[pc - 1]
         node = thunk.host
@@ -413,9 +413,9 @@ class CpuProgram:
         operands = [None if o is None else self._view(next(slots), o, env) for o in node.operands]
         results = [self._view(next(slots), r, env) for r in node.results]
         op, where = node.op, f"{node.op.name} at node {node.location}"
-        if isinstance(op, Custom):
+        if isinstance(op, custom.Custom):
             kernel = op.operator.kernels.get("cpu")
-            if isinstance(kernel, HostKernel):
+            if isinstance(kernel, custom.HostKernel):
                 op.run_on(kernel, operands, results, where)
                 return
         values = run_op(bind_dims(op, dict(env)), operands, where=where)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.backends.host import HostMemory
 from rlx.backends.protocol import CompiledGraph, CompileOptions, MemoryReport, StateMemory
 from rlx.base.dims import DimExpr, bounds

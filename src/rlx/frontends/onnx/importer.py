@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+import rlx.ops  # noqa: F401  # pyright: ignore[reportUnusedImport]  (before its modules)
 from rlx.base.diagnostics import Location, did_you_mean
 from rlx.base.dims import Dim, symbol
 from rlx.base.dtypes import DType

@@ -119,8 +119,8 @@ def unmap_op(domain: str, name: str) -> None:
 
 
 def mapped_ops() -> Mapping[tuple[str, str], Sequence[OpMapping]]:
-    """Return all mappings by (domain, name)."""
-    return _TABLE
+    """Return all mappings by (domain, name); other threads may add more meanwhile."""
+    return _TABLE.copy()
 
 
 def dtype_of(element: ElementType) -> DType | None:

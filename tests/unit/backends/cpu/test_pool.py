@@ -2,12 +2,15 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +244,24 @@ def test_stopping_while_another_thread_runs_jobs(
         pool.start()
     thread.join()
     assert (jobs.cells[:13] == 200_000).all()
+
+
+def test_workers_keep_nothing_that_the_context_of_their_starter_holds(
+    make_pool: Callable[[int], Pool],
+) -> None:
+    class Held: ...
+
+    variable: ContextVar[Held | None] = ContextVar("held", default=None)
+    held = Held()
+    alive = weakref.ref(held)
+    pool = make_pool(2)
+    pool.stop()
+    token = variable.set(held)
+    pool.start()
+    variable.reset(token)
+    del held, token
+    gc.collect()
+    assert alive() is None
 
 
 def test_workers_flush_no_denormals(
