@@ -156,7 +156,8 @@ class Executable(Enqueuing, Weighted, Observable):
         """
         latest = next(iter(self._variants), None)  # the lock may be held for as long as a run takes
         if latest is None:
-            self._check_usable()
+            with self._lock:
+                self._check_usable()
             raise UsageError(
                 f"{self._source.name} is compiled on the first call; use `warmup` to force it"
             )

@@ -563,11 +563,10 @@ def test_who_is_told_of_jobs_is_told_in_order(how: Callable[[list[RunFuture]], l
 
 
 def test_the_first_of_several_jobs_is_told_of_before_the_others_end() -> None:
-    m = _laned(2000)
-    for _ in range(5):
-        futures = [m.run_async([_square(i)]) for i in range(4)]
-        assert next(as_completed(futures, _SECONDS)) is futures[0]
-        assert not futures[3].done()
+    m = _laned(400, 2048)
+    futures = [m.run_async([_square(i, 2048)]) for i in range(6)]
+    assert next(as_completed(futures, _SECONDS)) is futures[0]
+    assert not futures[5].done()
 
 
 def test_a_job_that_waits_can_be_cancelled() -> None:
