@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for all tests: the cache on disk is not the user's."""
+"""What holds for all tests: the cache on disk is not the user's, and Ctrl-C is heard."""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Generator
 
 import pytest
 
 from rlx.base.config import CACHE_DIR, cache_dir
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c() -> None:
+    """Hear Ctrl-C also where shells start commands in the background, which ignore it, and so would their children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
