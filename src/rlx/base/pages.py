@@ -19,6 +19,8 @@ __all__ = ["bring_pages", "give_back", "release_free_memory", "write_parts"]
 
 _MOST_PARTS = 1024
 """Of one call, on Linux."""
+_WORTHWHILE = 65_536
+"""Bytes from which on it takes less time than it saves."""
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux, which `mmap` does not name."""
 
@@ -51,7 +53,7 @@ def bring_pages(array: Array) -> None:
     A first write to each page costs more, and costs it to whoever writes. Systems that cannot (Linux before 5.14, all
     others) leave it at that.
     """
-    if array.nbytes < 2 * mmap.PAGESIZE or not array.flags.c_contiguous:
+    if array.nbytes < _WORTHWHILE or not array.flags.c_contiguous:
         return
     start = int(array.__array_interface__["data"][0])
     begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -129,8 +129,7 @@ class Enqueuing:
 
     def _settle(self) -> None:
         """Wait for the runs that were enqueued before."""
-        if self._queue.busy:
-            self._queue.settle()
+        self._queue.settle()
 
 
 class _Enqueued:

@@ -673,6 +673,7 @@ class Executable(Enqueuing, Weighted, Observable):
             raise UsageError(f"{self._source.name} is running: it cannot be closed from there")
         self._queue.close()
         with self._lock:
+            self._queue.leave_lane()
             if not self._closed:
                 self._closed = True
                 self._bindings.clear()

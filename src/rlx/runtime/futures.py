@@ -19,6 +19,14 @@ __all__ = ["Results", "RunFuture", "Series", "Turn"]
 Results: TypeAlias = dict[str, Any]
 _GLANCE = 0.05
 """Seconds after which a wait in native code looks whether a signal came."""
+_PENDING, _RUNNING, _CANCELLED, _TOLD, _FINISHED = (
+    "PENDING",
+    "RUNNING",
+    "CANCELLED",
+    "CANCELLED_AND_NOTIFIED",
+    "FINISHED",
+)
+"""What `concurrent.futures` calls the states of a future."""
 
 
 class Turn:
@@ -74,6 +82,8 @@ class RunFuture(Future[Results]):
 
     Attributes:
         refused: it will be cancelled, since its queue takes no runs any more.
+        is_observed: somebody wants to be told when it is done.
+        is_cancelling: somebody has tried to cancel it.
     """
 
     def __init__(self, name: str, turn: Turn) -> None:
@@ -82,32 +92,28 @@ class RunFuture(Future[Results]):
         self._name, self._turn = name, turn
         self._job: Job | None = None
         self._results: Results = {}
-        self._observed = False
         self._call: Callable[[], None] = _nothing
         self._waiters = cast("list[Any]", _Waiters(self._observe))
-        self.refused = False
+        self.refused = self.is_observed = self.is_cancelling = False
+
+    # Without the lock: a signal that left that locked would stop all runs of the executable.
 
     @property
-    def knows(self) -> bool:
-        """Whether it knows how the run ended, and nobody needs to be told that it was cancelled."""
-        return super().done() and not super().cancelled()
+    def is_finished(self) -> bool:
+        """Whether it knows how the run ended."""
+        return self._state == _FINISHED
 
     @property
-    def owes_callbacks(self) -> bool:
-        """Whether it does not know yet how its job ended, and others wait to be told."""
-        return self._observed and not super().done()
+    def is_cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._state in (_CANCELLED, _TOLD)
 
-    def become(self, job: Job | None, results: Results, call: Callable[[], None]) -> None:
-        """Be the future of a job, or of none any more.
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is one of the two."""
+        return self._state in (_FINISHED, _CANCELLED, _TOLD)
 
-        Args:
-            job: the run.
-            results: what it writes its outputs into.
-            call: makes the thread that serves the lane look at its jobs.
-        """
-        self._job, self._results, self._call = job, results, call
-        if job is not None and self._observed:
-            job.want()
+    # -- for users ---------------------------------------------------------------------------------------------------
 
     def result(self, timeout: float | None = None) -> Results:
         """Return the outputs, or raise what the run raised; wait for that at most `timeout` seconds.
@@ -126,20 +132,21 @@ class RunFuture(Future[Results]):
 
     def done(self) -> bool:
         """Return whether the run has ended, or was cancelled."""
-        if not super().done() and not self._observed:
-            self.learn()
-        return super().done()
+        if not self.is_settled:
+            self._learn()
+        return self.is_settled
 
     def running(self) -> bool:
         """Return whether the run has begun and not ended yet."""
         job = self._job
         if job is None or self.done():
-            return super().running()
+            return self._state == _RUNNING
         return job.state not in (JobState.WAITING, JobState.WITHDRAWN)
 
     def cancel(self) -> bool:
         """Cancel the run if it has not begun; return whether it is cancelled."""
-        job = None if super().done() else self._job
+        self.is_cancelling = True
+        job = None if self.is_settled else self._job
         if job is not None and not job.withdraw() and job.state is not JobState.WITHDRAWN:
             return False
         if not super().cancel():
@@ -152,20 +159,53 @@ class RunFuture(Future[Results]):
 
     def add_done_callback(self, fn: Callable[[Future[Results]], object]) -> None:
         """Call a function with this future once the run has ended, in the thread that does the enqueued runs."""
+        self.is_observed = True
         super().add_done_callback(fn)
         self._observe()
 
-    def learn(self) -> None:
-        """Take over the results of a job that is done."""
+    # -- for the queue -----------------------------------------------------------------------------------------------
+
+    def become(self, job: Job | None, results: Results, call: Callable[[], None]) -> None:
+        """Be the future of a job, or of none any more.
+
+        Args:
+            job: the run.
+            results: what it writes its outputs into.
+            call: makes the thread that serves the lane look at its jobs.
+        """
+        self._job, self._results, self._call = job, results, call
+        if job is not None and self.is_observed:
+            job.want()
+
+    def begin(self) -> bool:
+        """Say that the run begins; return False if it was cancelled, and tell `wait` and `as_completed`."""
+        return self._state in (_PENDING, _CANCELLED) and self.set_running_or_notify_cancel()
+
+    def refuse(self) -> None:
+        """Be cancelled, since nobody will begin the run."""
+        super().cancel()
+        self.begin()
+
+    def conclude(self, results: Results, error: BaseException | None = None) -> None:
+        """Take over how the run ended, unless that is known."""
+        with suppress(InvalidStateError):
+            if error is None:
+                self.set_result(results)
+            else:
+                self.set_exception(error)
+        self._job = None  # and so its inputs
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Take over the results of a job that is done, if nobody is to be told of it."""
         job = self._job
-        if job is not None and job.state is JobState.DONE:
-            with suppress(InvalidStateError):  # another thread was faster
-                self.set_result(self._results)
-            self._job = None  # and so its inputs
+        if job is not None and job.state is JobState.DONE and not self.is_observed:
+            self.conclude(self._results)
 
     def _observe(self) -> None:
         """From now on the thread that serves the lane makes this future know, as soon as the run has ended."""
-        self._observed = True
+        self.is_observed = True
         job = self._job
         if job is not None and job.want() is JobState.DONE:
             self._call()
@@ -173,15 +213,14 @@ class RunFuture(Future[Results]):
     def _wait_for_job(self, timeout: float | None) -> float | None:
         """Wait until the job, if there is one, has ended; return what is left of the seconds."""
         self._check_here(timeout)
-        job = self._job
-        if job is None or self._observed or super().done():
-            return timeout
         end = None if timeout is None else time.monotonic() + timeout
-        left = _GLANCE
-        while left > 0 and job.wait(min(left, _GLANCE)) < JobState.DONE:
+        left = _GLANCE if timeout is None else timeout
+        while left >= 0 and not self.is_settled and not self.is_observed:
+            job = self._job
+            if job is None or job.wait(min(left, _GLANCE)) > JobState.DONE:
+                self._observe()  # Python does it, or will make it a job
+            self._learn()
             left = _GLANCE if end is None else end - time.monotonic()
-        if not self._observed:
-            self.learn()
         return None if end is None else max(end - time.monotonic(), 0)
 
     def _check_here(self, timeout: float | None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import itertools
 import sys
 import threading
 import time
@@ -35,6 +36,10 @@ _IDLE_SECONDS = 1.0
 """How long a thread without work stays."""
 _GLANCE = 0.05
 """Seconds after which a wait in native code looks around."""
+_SOME_LANED = 16
+"""Jobs that may lie about before whoever enqueues the next looks which have ended."""
+_MOST_LANED = 128
+"""And before no other run becomes a job until the queue's thread has told their futures."""
 
 
 class Work(Protocol):
@@ -52,9 +57,10 @@ class Work(Protocol):
         ...
 
 
-class _Waiting(NamedTuple):
-    """A run that waits for Python to do it."""
+class _Run(NamedTuple):
+    """A run that was enqueued; runs are numbered in their order."""
 
+    number: int
     future: RunFuture
     work: Work
     series: Series | None
@@ -65,36 +71,45 @@ class _Laned:
     """A run that is a job.
 
     Attributes:
-        waiting: what it is if Python does it after all.
+        run: the run.
         job: the job.
         results: what it writes into.
         index: how many jobs the lane passes before this one.
-        ended: it counts as a run that has ended, or waits for Python now.
-        told: its future needs nothing from this entry any more.
+        recalled: it waits for Python after all.
+        finished: it stopped, and Python has gone on with it to its end.
+        error: what it raised then.
+        told: its future knows.
     """
 
-    waiting: _Waiting
+    run: _Run
     job: Job
     results: Results
     index: int
-    ended: bool = False
+    recalled: bool = False
+    finished: bool = False
+    error: BaseException | None = None
     told: bool = False
 
     def is_under_way(self) -> bool:
         """Whether it may begin, or has and not ended."""
         state = self.job.state
-        return state < JobState.DONE or (state is JobState.STOPPED and not self.ended)
+        return state < JobState.DONE or (state is JobState.STOPPED and not self.finished)
 
     def has_ended(self) -> bool:
-        """Whether it has ended well or was cancelled, and callbacks have been called."""
-        state = self.job.state
-        return state is JobState.WITHDRAWN or (
-            state is JobState.DONE and not self.waiting.future.owes_callbacks
-        )
+        """Whether it has ended, and whoever wants to be told was; or is no job any more."""
+        if self.told or self.recalled:
+            return True
+        future = self.run.future
+        if self.is_under_way() or self.job.state is JobState.WITHDRAWN:
+            return False
+        return future.is_settled or not future.is_observed
 
 
 class RunQueue:
     """The runs of one executable that wait.
+
+    A signal may raise between any two lines of the main thread. So what counts follows from what lies where; a job that
+    was withdrawn and lies nowhere is found by the thread of the queue.
 
     Args:
         name: of the executable, for messages and the thread.
@@ -103,7 +118,6 @@ class RunQueue:
         make_lane: makes its lane; None where the backend has none.
 
     Attributes:
-        busy: whether a run waits or is in flight.
         laned: the runs that are jobs, and what was a job until a moment ago.
         lock: as given.
         was_torn: in a forked child, whether a job of the parent was in the middle.
@@ -118,15 +132,23 @@ class RunQueue:
     ) -> None:
         self._name, self._turn, self.lock = name, turn, lock
         self._make_lane, self._lane = make_lane, cast("Lane | None", None)
-        self._changed = threading.Condition()
-        self._waiting: deque[_Waiting] = deque()
+        self._new_locks()
+        self._waiting: deque[_Run] = deque()
+        self._refused: deque[_Run] = deque()
         self.laned: deque[_Laned] = deque()
-        self._submitted = self._ended = self._onlookers = 0
-        self.busy = self.was_torn = False
+        self._numbers = itertools.count()
+        self._latest = -1
+        self._onlookers = 0
         self._thread: threading.Thread | None = None
-        self._running = self._closed = False
+        self._running: int | None = None
+        self._telling = self._closed = self.was_torn = False
         _LIVE.add(self)
         watch_forks(self)
+
+    def _new_locks(self) -> None:
+        # Entered as it is, not by its condition, which is written in Python: a signal could leave it locked.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
 
     def submit(self, work: Work, bound: int, series: Series | None = None) -> RunFuture:
         """Enqueue a run; while `bound` or more wait already, wait for one of them to begin.
@@ -142,14 +164,20 @@ class RunQueue:
         """
         self._turn.check(self._name)
         future = RunFuture(self._name, self._turn)
+        if len(self.laned) > _SOME_LANED:
+            self._teach()
         while True:
-            with self._changed:
+            with self._mutex:
                 if not self._is_open():
                     raise UsageError(f"{self._name} is closed")
                 # Callbacks of futures run in the queue's own thread, which would wait for itself.
                 if self._is_own_thread() or self._has_room(bound):
                     self._start()
-                    self._append(_Waiting(future, work, series))
+                    self._latest = next(self._numbers)
+                    self._waiting.append(_Run(self._latest, future, work, series))
+                    self._make_jobs()
+                    if self._waiting:
+                        self._summon()
                     return future
                 ahead = self._job_ahead()
                 if ahead is None:
@@ -163,66 +191,80 @@ class RunQueue:
     def _is_own_thread(self) -> bool:
         return self._turn.server == threading.get_ident()
 
+    def _summon(self) -> None:
+        """Make the thread look at what waits: now, or when it has done what fills the lane. The lock is held."""
+        lane = self._lane
+        if lane is None:
+            self._changed.notify_all()
+        elif self.laned and lane.pushed - lane.passed >= lane.capacity:
+            self.laned[-1].job.want()
+        else:
+            lane.call()
+
     def _has_room(self, bound: int) -> bool:
         waiting = len(self._waiting)
-        if self.laned and waiting < bound:
-            waiting += sum(e.job.state is JobState.WAITING for e in self.laned)
+        for entry in reversed(self.laned):
+            state = entry.job.state
+            if waiting >= bound or state in (JobState.RUNNING, JobState.DONE):
+                break
+            waiting += state is JobState.WAITING
         return waiting < bound
 
     def _job_ahead(self) -> Job | None:
         """Return the job that is done next, None if none is under way. The lock is held."""
         return next((e.job for e in self.laned if e.job.state < JobState.DONE), None)
 
-    def _append(self, waiting: _Waiting) -> None:
-        """Enqueue a run. The lock is held."""
-        self._waiting.append(waiting)
-        self._submitted += 1
-        self.busy = True
-        self._make_jobs()
-        if self._waiting:
-            if self._lane is not None:
-                self._lane.call()
-            self._changed.notify_all()
-
     def _make_jobs(self) -> None:
         """Make jobs of the first runs that wait, as many as can be jobs now. The lock is held."""
-        lane, lock = self._lane, self.lock
-        if lane is None or self._running or _is_mine(lock):
-            return
+        lane, lock = self._lane, cast("Any", self.lock)
         self._retire()
+        serves = lane is not None and self._running is None and not self._telling
+        # `_is_owned` is what `threading.Condition` asks a lock.
+        if lane is None or not serves or not self._waiting or lock._is_owned():
+            return
+        held = False
         try:
-            if lock.acquire(blocking=False):
-                while self._waiting and len(self.laned) < lane.capacity and self._push(lane):
-                    pass
-        finally:
-            if _is_mine(lock):
+            held = lock.acquire(blocking=False)
+            while held and self._waiting and self._push(lane):
+                pass
+        except BaseException:  # a signal, perhaps before we know that the lock is ours
+            if lock._is_owned():
                 lock.release()
+            raise
+        if held:
+            lock.release()
 
     def _push(self, lane: Lane) -> bool:
         """Make the first run that waits a job, if it can be one. Both locks are held."""
-        first = self._waiting[0]
-        future, _, series = first
-        if series is not None and series.failed:
+        if lane.pushed - lane.passed >= lane.capacity or len(self.laned) >= _MOST_LANED:
             return False
-        made = None if future.cancelled() else first.work.job()
+        run = self._waiting[0]
+        if (run.series is not None and run.series.failed) or run.future.is_settled:
+            return False
+        made = run.work.job()
         if made is None:
             return False
-        entry = _Laned(first, *made, lane.pushed)
-        future.become(*made, lane.call)
-        if future.cancelled():
-            future.become(None, {}, _nothing)
-            return False
+        entry = _Laned(run, *made, lane.pushed)
         try:
-            self._waiting.popleft()
             self.laned.append(entry)
+            self._waiting.popleft()
+            run.future.become(*made, lane.call)
+            if run.future.is_settled:  # cancelled meanwhile
+                entry.job.withdraw()
             lane.push(entry.job)
         except BaseException:  # a signal
-            if entry.job.withdraw():
-                entry.ended = entry.told = True
-                if not self._waiting or self._waiting[0] is not first:
-                    self._waiting.appendleft(first)
+            entry.job.withdraw()
             raise
         return True
+
+    def _teach(self) -> None:
+        """Let futures that nobody has looked at know how their jobs ended. Else they pile up until Python does it."""
+        with self._mutex:
+            entries = list(self.laned)
+        for entry in entries:
+            if entry.job.state is not JobState.DONE:
+                break
+            entry.run.future.done()
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -234,21 +276,31 @@ class RunQueue:
         Raises:
             UsageError: this is the middle of a run.
         """
+        if not (self._waiting or self.laned or self._running is not None):
+            return
         self._turn.check(self._name)
-        ticket = self._submitted
+        ticket = self._latest
         if not self._is_own_thread():
-            self._wait_until(lambda: self._ended >= ticket)
+            self._wait_until(lambda: self._is_past(ticket))
+
+    def _is_past(self, ticket: int) -> bool:
+        """Return whether all runs up to a number have ended. The lock is held."""
+        if self._running is not None and self._running <= ticket:
+            return False
+        if self._waiting and self._waiting[0].number <= ticket:
+            return False
+        return all(e.has_ended() or e.run.number > ticket for e in self.laned)
 
     def leave_lane(self) -> None:
         """Wait until no job is under way. The lock of the executable is held, so that there will be no others."""
         if self._is_own_thread():
-            with self._changed:
+            with self._mutex:
                 self._recall()
         self._wait_until(lambda: not any(e.is_under_way() for e in self.laned))
 
     def _wait_until(self, holds: Callable[[], bool]) -> None:
         while True:
-            with self._changed:
+            with self._mutex:
                 self._retire()
                 if holds():
                     return
@@ -280,103 +332,90 @@ class RunQueue:
 
     def _refuse_runs(self) -> None:
         """Cancel the runs that wait, and take no more."""
-        with self._changed:
+        with self._mutex:
             self._closed = True
             self._recall()
-            waiting = [future for future, *_ in self._waiting]
+            for run in self._waiting:
+                run.future.refused = True
+            self._refused.extend(self._waiting)
             self._waiting.clear()
-            for future in waiting:
-                future.refused = True
-            self._end(len(waiting))
             if self._lane is not None:
                 self._lane.call()
             self._changed.notify_all()
-        # Callbacks may use the executable and the other futures: nothing here is held or counted any more.
-        for future in waiting:
-            future.cancel()
-            future.set_running_or_notify_cancel()
-
-    def _end(self, runs: int = 1) -> None:
-        self._ended += runs
-        self.busy = self._ended < self._submitted
+        # Callbacks may use the executable and the other futures: nothing here is held, or waits.
+        while self._refused:
+            run = self._refused[0]
+            run.future.refuse()
+            with self._mutex:
+                if self._refused and self._refused[0] is run:
+                    self._refused.popleft()
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _retire(self) -> None:
-        """Count the jobs that have ended, and drop those that neither lane nor future needs. The lock is held."""
+        """Drop the first jobs that neither the lane nor a future needs. The lock is held."""
         lane = self._lane
         if lane is None or not self.laned:
             return
-        for entry in self.laned:
-            if not entry.ended and entry.has_ended():
-                entry.ended = True
-                self._end()
         passed, pushed = lane.passed, lane.pushed
         while self.laned:
             first = self.laned[0]
-            needed = passed <= first.index < pushed or not (
-                first.told or first.waiting.future.knows
-            )
-            if needed or not first.ended:
+            known = first.told or first.recalled or first.run.future.is_finished
+            if not known or passed <= first.index < pushed:
                 break
             self.laned.popleft()
 
     def _recall(self) -> None:
         """Let Python do the jobs that have not begun, before all others that wait. The lock is held."""
-        back = [e for e in self.laned if e.job.withdraw()]
-        for entry in back:
-            entry.ended = entry.told = True  # as a job; as a run it has not
-            entry.waiting.future.become(None, {}, _nothing)
-        self._waiting.extendleft(e.waiting for e in reversed(back))
+        for entry in reversed(self.laned):
+            if entry.recalled or entry.told:
+                continue
+            lost = entry.job.state is JobState.WITHDRAWN and not entry.run.future.is_cancelling
+            if entry.job.withdraw() or (lost and all(r is not entry.run for r in self._waiting)):
+                self._waiting.appendleft(entry.run)
+            elif not lost:
+                continue
+            entry.recalled = True
+            entry.run.future.become(None, {}, _nothing)
         self._tell()
 
     def _attend(self) -> bool:
         """Do what jobs need Python for, in the queue's own thread; return whether there was anything.
 
-        Callbacks of futures may use the executable, and wait for others that do. So no job is in the lane meanwhile.
+        Callbacks of futures may use the executable, and wait for others that do. So no job is in the lane meanwhile,
+        and a run that has stopped is ended before anybody is told of any.
         """
-        with self._changed:
-            if all(e.told or e.job.state < JobState.DONE for e in self.laned):
+        with self._mutex:
+            if all(e.told or e.recalled or e.job.state < JobState.DONE for e in self.laned):
                 return False
-            self._running = True
+            self._telling = True
             self._recall()
-            entries = [e for e in self.laned if not e.told]
+            entries = [e for e in self.laned if not (e.told or e.recalled)]
         for entry in entries:
-            self._tell_of(entry)
-        with self._changed:
-            self._running = False
+            if entry.job.state is JobState.STOPPED and not entry.finished:
+                self._go_on(entry)
+        for entry in entries:
+            if entry.job.state is JobState.WITHDRAWN or entry.run.future.is_cancelled:
+                entry.run.future.refuse()
+            else:
+                entry.run.future.conclude(entry.results, entry.error)
+            entry.told = True
+        with self._mutex:
+            self._telling = False
             self._retire()
             self._tell()
         return True
 
-    def _tell_of(self, entry: _Laned) -> None:
-        """Let a future know how its job ended."""
-        future, state = entry.waiting.future, entry.job.state
-        if state is JobState.STOPPED:
-            self._go_on(entry)
-        elif state is JobState.DONE and not future.cancelled():
-            future.learn()
-        else:
-            future.cancel()  # who withdrew the job may be at it, or a signal ended that
-            future.set_running_or_notify_cancel()
-        entry.told = True
-
     def _go_on(self, stopped: _Laned) -> None:
         """Go on with a run that has stopped until it has ended."""
-
-        def run() -> Results:
-            try:
-                if _EXITING.is_set():
-                    raise _Exit
-                stopped.job.finish()
-            finally:
-                with self._changed:
-                    stopped.ended = True
-                    self._end()
-                    self._tell()
-            return stopped.results
-
-        _conclude(stopped.waiting.future, run, stopped.waiting.series)
+        self._running = stopped.run.number
+        if _EXITING.is_set():
+            stopped.error = _cut_short()
+        else:
+            _, stopped.error = _do(stopped.run, stopped.job.finish)
+        with self._mutex:
+            stopped.finished, self._running = True, None
+            self._tell()
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
@@ -401,43 +440,48 @@ class RunQueue:
 
     def _work(self) -> None:
         me = threading.current_thread()
-        with self._changed:
+        with self._mutex:
             if self._thread is not None:
                 return
             self._thread = me
             self._turn.server = me.ident
         try:
-            while (waiting := self._next()) is not None:
-                _do(waiting)
-                del waiting
-                with self._changed:
-                    self._running = False
-                    self._end()
-                    self._tell()
+            while (run := self._next()) is not None:
+                self._do(run)
+                del run
         finally:
-            with self._changed:
-                if self._thread is me:
+            with self._mutex:
+                if self._thread is me:  # a callback has raised what ends threads
                     self._leave()
+                    if (self._waiting or self.laned) and self._is_open():
+                        self._start()
+
+    def _do(self, run: _Run) -> None:
+        if run.series is not None and run.series.failed:
+            run.future.cancel()
+        if run.future.begin():
+            results, error = _do(run, run.work.run)
+            run.future.conclude(results or {}, error)
+        with self._mutex:
+            self._running = None
+            self._tell()
 
     def _leave(self) -> None:
-        self._thread = self._turn.server = None
+        self._thread = self._turn.server = self._running = None
+        self._telling = False
 
-    def _next(self) -> _Waiting | None:
+    def _next(self) -> _Run | None:
         """Return a run for Python to begin, None if there is nothing for a while."""
         quiet = False
         while True:
             attended = self._attend()
-            with self._changed:
+            with self._mutex:
                 self._make_jobs()
-                if self._waiting and all(e.ended for e in self.laned):
-                    self._running = True
-                    self._tell()  # there is room for another
+                self._tell()  # there may be room for another
+                if self._waiting and not any(e.is_under_way() for e in self.laned):
+                    self._running = self._waiting[0].number
                     return self._waiting.popleft()
-                if (
-                    not self._waiting
-                    and not self.laned
-                    and (self._closed or (quiet and not attended))
-                ):
+                if not (self._waiting or self.laned) and (self._closed or (quiet and not attended)):
                     self._leave()  # in one step with the decision to leave
                     return None
             quiet = self._rest()
@@ -446,7 +490,7 @@ class RunQueue:
         """Wait for something to do, or do jobs; return whether nothing came for a while."""
         if self._lane is not None:
             return self._lane.serve(_IDLE_SECONDS)
-        with self._changed:
+        with self._mutex:
             return not (self._waiting or self._closed or self._changed.wait(_IDLE_SECONDS))
 
     # -- the process -------------------------------------------------------------------------------------------------
@@ -454,56 +498,45 @@ class RunQueue:
     def interrupt(self) -> None:
         """Cancel what waits, raise in the run that is in flight, and wait for the thread to leave."""
         self._refuse_runs()
-        with self._changed:
+        with self._mutex:
             thread = self._thread
-            if thread is not None and self._running:
+            if thread is not None and self._running is not None:
                 _raise_exit(cast("int", thread.ident))
         while thread is not None and thread.is_alive():
             thread.join(_LOOK_SECONDS)
-            with self._changed:
-                if _Exit.was_lost and self._running:
+            with self._mutex:
+                if _Exit.was_lost and self._running is not None:
                     _Exit.was_lost = False
                     _raise_exit(cast("int", thread.ident))
 
     def after_fork_in_child(self) -> None:
         """Forget the runs: their thread is the parent's."""
-        self._changed = threading.Condition()
-        halfway = (JobState.RUNNING, JobState.STOPPED)
-        self.was_torn |= any(e.job.state in halfway for e in self.laned)
+        self._new_locks()
+        self.was_torn |= any(
+            e.is_under_way() and e.job.state is not JobState.WAITING for e in self.laned
+        )
         self._waiting.clear()
+        self._refused.clear()
         self.laned.clear()
         if self._lane is not None:
             self._lane.after_fork_in_child()
-        self._submitted = self._ended = 0
         self._leave()
-        self._running = self.busy = False
 
 
-def _do(waiting: _Waiting) -> None:
-    future, work, series = waiting
-    if series is not None and series.failed:
-        future.cancel()
-    if future.set_running_or_notify_cancel():
-        _conclude(future, work.run, series)
-
-
-def _conclude(future: RunFuture, run: Callable[[], Results], series: Series | None) -> None:
-    """Let a future know how a run ends."""
+def _do(
+    run: _Run, work: Callable[[], Results | None]
+) -> tuple[Results | None, BaseException | None]:
+    """Do the rest of a run; return what that returns, and what it raises."""
     try:
-        results = run()
+        return work(), None
     except BaseException as error:  # noqa: BLE001  (it is the caller's, who gets it from the future)
-        if series is not None:
-            series.failed = True
-        future.set_exception(
-            CancelledError("the interpreter exits") if isinstance(error, _Exit) else error
-        )
-    else:
-        future.set_result(results)
+        if run.series is not None:
+            run.series.failed = True
+        return None, _cut_short() if isinstance(error, _Exit) else error
 
 
-def _is_mine(lock: threading.RLock) -> bool:
-    """Return whether the calling thread is inside."""
-    return cast("Any", lock)._is_owned()  # what `threading.Condition` asks a lock
+def _cut_short() -> CancelledError:
+    return CancelledError("the interpreter exits")
 
 
 def _nothing() -> None:
