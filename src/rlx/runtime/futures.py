@@ -19,6 +19,8 @@ __all__ = ["Results", "RunFuture", "Series", "Turn"]
 Results: TypeAlias = dict[str, Any]
 _GLANCE = 0.05
 """Seconds after which a wait in native code looks whether a signal came."""
+_PATIENCE = 1.0
+"""Seconds after which the lock of a future, which is held for microseconds, is taken to be lost."""
 _PENDING, _RUNNING, _CANCELLED, _TOLD, _FINISHED = (
     "PENDING",
     "RUNNING",
@@ -179,21 +181,40 @@ class RunFuture(Future[Results]):
 
     def begin(self) -> bool:
         """Say that the run begins; return False if it was cancelled, and tell `wait` and `as_completed`."""
-        return self._state in (_PENDING, _CANCELLED) and self.set_running_or_notify_cancel()
+        if self._state not in (_PENDING, _CANCELLED) or self._is_stuck():
+            return False
+        return self.set_running_or_notify_cancel()
 
     def refuse(self) -> None:
         """Be cancelled, since nobody will begin the run."""
-        super().cancel()
-        self.begin()
+        self.refused = True
+        if not self._is_stuck():
+            super().cancel()
+            self.begin()
 
     def conclude(self, results: Results, error: BaseException | None = None) -> None:
         """Take over how the run ended, unless that is known."""
+        if self._is_stuck():
+            self.refused = error is not None or self._job is None
+            return
         with suppress(InvalidStateError):
             if error is None:
                 self.set_result(results)
             else:
                 self.set_exception(error)
         self._job = None  # and so its inputs
+
+    def _is_stuck(self) -> bool:
+        """Return whether its lock is never released, since a signal came when the main thread had just taken it.
+
+        So it is in `concurrent.futures`, and then only the main thread can use the future.
+        """
+        if threading.current_thread() is threading.main_thread():
+            return False
+        if not self._condition.acquire(timeout=_PATIENCE):
+            return True
+        self._condition.release()
+        return False
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

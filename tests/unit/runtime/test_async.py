@@ -3,11 +3,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, as_completed, wait
+from contextlib import suppress
+from types import FrameType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -641,6 +644,153 @@ def test_many_threads_enqueue_run_cancel_and_wait() -> None:
         thread.join(_SECONDS)
         assert not thread.is_alive()
     assert not wrong
+
+
+@pytest.mark.parametrize("gated", ["lane"], indirect=True)
+@pytest.mark.parametrize("use", ["run", "close"])
+def test_a_callback_comes_after_a_run_that_stopped_meanwhile(gated: Gated, use: str) -> None:
+    m, gate = gated(_quotient())
+    first, second = m.run_async(_pairs(6, 2)), m.run_async(_pairs(1, 0))
+    gate.open(1)
+    gate.wait_for(2)
+    found: list[object] = []
+    done = threading.Event()
+
+    def callback(_: Future[dict[str, Any]]) -> None:
+        try:
+            found.append(int(m.run(_pairs(8, 2))["y"][0]) if use == "run" else m.close())
+        finally:
+            done.set()
+
+    first.add_done_callback(callback)
+    gate.open()
+    assert done.wait(_SECONDS)
+    assert found == [4 if use == "run" else None]
+    error = second.exception(_SECONDS)
+    assert isinstance(error, rlx.ExecutionError)
+    assert "division by zero" in str(error)
+    assert int(_y(first)[0]) == 3
+
+
+@pytest.mark.parametrize("divisor", [0, 2])
+def test_a_run_that_is_cancelled_while_it_begins_stops_nothing(gated: Gated, divisor: int) -> None:
+    m, gate = gated(_quotient())
+    future = m.run_async(_pairs(4, divisor))
+    gate.wait_for(1)
+    # As if `cancel` had been preempted after it saw that the run waits.
+    super(RunFuture, future).cancel()
+    gate.open()
+    assert int(_y(m.run_async(_pairs(6, 2)))[0]) == 3
+    assert int(m.run(_pairs(6, 3))["y"][0]) == 2
+    assert not wait([future], _SECONDS).not_done
+
+
+def test_who_waits_for_a_run_that_becomes_a_job_is_told_when_that_ends(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    m.run_async([_x(0)], outputs=["y"])  # Python does it
+    gate.wait_for(1)
+    second, _ = m.run_async([_x(1)]), m.run_async([_x(2)])
+    found: list[float] = []
+    waiting = threading.Thread(target=lambda: found.append(float(second.result(_SECONDS)["y"][0])))
+    waiting.start()
+    time.sleep(0.05)
+    gate.open(2)
+    waiting.join(_SECONDS)
+    assert found == [2]
+    assert gate.began <= 3
+    gate.open()
+
+
+def test_looking_for_a_result_does_not_wait(gated: Gated) -> None:
+    m, gate = gated(_twice())
+    future = m.run_async([_x(1)])
+    gate.wait_for(1)
+    began = time.monotonic()
+    for _ in range(40):
+        with pytest.raises(TimeoutError):
+            future.result(0)
+        with pytest.raises(TimeoutError):
+            future.exception(0.0001)
+    assert time.monotonic() - began < 2
+    gate.open()
+    np.testing.assert_array_equal(_y(future), _x(2))
+
+
+@pytest.mark.parametrize("outputs", [None, ["y"]], ids=["jobs", "python"])
+def test_more_runs_wait_than_a_lane_holds(outputs: list[str] | None) -> None:
+    m = _laned()
+    for _ in range(3):
+        futures = [m.run_async([_square(i)], outputs=outputs, queue=500) for i in range(300)]
+        assert [float(_y(f)[0, 0]) for f in futures] == list(range(300))
+
+
+_OURS = ("queue.py", "futures.py", "enqueue.py", "lane.py")
+
+
+def _interrupted(work: Callable[[], object], at: int) -> bool:
+    """Do something with a KeyboardInterrupt at the at-th place where Python looks for signals in our code."""
+    left = at
+
+    def look(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        if event in ("call", "c_return") and frame.f_code.co_filename.endswith(_OURS):
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("closes", [False, True], ids=["run", "close"])
+def test_ctrl_c_anywhere_leaves_an_executable_that_works(*, closes: bool) -> None:
+    source, twin = _laned(40), None
+    futures: list[RunFuture] = []
+
+    def work() -> None:
+        assert twin is not None
+        futures.extend(twin.run_async([_square(i)]) for i in range(3))
+        futures[1].cancel()
+        if closes:
+            twin.close()
+        else:
+            twin.run([_square(4)])
+            _ = [f.result() for f in futures if not f.cancelled()]
+
+    at = 1
+    found: list[float] = []
+
+    def use() -> None:
+        assert twin is not None
+        if closes:
+            twin.close()
+        else:
+            found.append(float(twin.run([_square(at)])["y"][0, 0]))
+
+    while True:
+        if twin is None or closes:
+            twin = source.clone()
+            twin.run([_square(0)])
+        futures.clear()
+        if not _interrupted(work, at):
+            break
+        other = threading.Thread(target=use, daemon=True)
+        other.start()
+        other.join(_SECONDS)
+        assert not other.is_alive(), f"interrupted at {at}"
+        for i, future in enumerate(futures):
+            with suppress(CancelledError):
+                assert float(_y(future)[0, 0]) == i
+        at += 1
+    assert at > 100
+    assert found == ([] if closes else list(range(1, at)))
 
 
 # -- run_pipelined ---------------------------------------------------------------------------------------------------
