@@ -731,8 +731,10 @@ def _interrupted(work: Callable[[], object], at: int) -> bool:
     """Do something with a KeyboardInterrupt at the at-th place where Python looks for signals in our code."""
     left = at
 
-    def look(frame: FrameType, event: str, _: object) -> None:
+    def look(frame: FrameType, event: str, called: object) -> None:
         nonlocal left
+        if getattr(called, "__name__", "") == "__enter__":
+            return  # nothing can be done about a signal between that and the body of `with`
         if event in ("call", "c_return") and frame.f_code.co_filename.endswith(_OURS):
             left -= 1
             if left == 0:
