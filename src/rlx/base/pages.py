@@ -21,6 +21,8 @@ _MOST_PARTS = 1024
 """Of one call, on Linux."""
 _WORTHWHILE = 65_536
 """Bytes from which on it takes less time than it saves."""
+_HUGE = 4 << 20
+"""Bytes from which on NumPy asks for huge pages, which cost little each."""
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE of Linux, which `mmap` does not name."""
 
@@ -50,10 +52,10 @@ def give_back(array: Array) -> bool:
 def bring_pages(array: Array) -> None:
     """Let the system back new memory with pages now; what is in it, or is being written to it, stays.
 
-    A first write to each page costs more, and costs it to whoever writes. Systems that cannot (Linux before 5.14, all
-    others) leave it at that.
+    A first write to each page costs more, and costs it to whoever writes. Small arrays, and those in huge pages, are
+    left as they are, and so are all where the system cannot do it (Linux before 5.14, all others).
     """
-    if array.nbytes < _WORTHWHILE or not array.flags.c_contiguous:
+    if not _WORTHWHILE <= array.nbytes < _HUGE or not array.flags.c_contiguous:
         return
     start = int(array.__array_interface__["data"][0])
     begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlx.base.pages import give_back, write_parts
+from rlx.base.numeric import Array
+from rlx.base.pages import bring_pages, give_back, write_parts
 from rlx.frontends.checked import map_file
 
 
@@ -30,6 +31,37 @@ def test_pages_of_a_mapped_file_are_given_back_and_stay_readable(tmp_path: Path)
     assert before - _resident_file_bytes() > 15 << 20
     assert float(array.sum(dtype=np.float64)) == total
     assert give_back(array[:0])
+
+
+def _new_memory(nbytes: int) -> Array:
+    return np.frombuffer(mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+
+
+def _resident_anonymous_bytes() -> int:
+    text = Path("/proc/self/status").read_text(encoding="ascii")
+    return next(int(x.split()[1]) for x in text.splitlines() if x.startswith("RssAnon")) * 1024
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "uname") or [int(n) for n in os.uname().release.split(".")[:2]] < [5, 14],
+    reason="Linux 5.14 is the first that can",
+)
+def test_pages_are_brought_and_what_is_in_them_stays() -> None:
+    region = _new_memory(3 << 20)
+    region[5000:300_000] = 7
+    before = _resident_anonymous_bytes()
+    bring_pages(region[100:-100])
+    assert _resident_anonymous_bytes() - before > 2 << 20
+    assert region[5000:300_000].min() == 7
+    assert not region[300_000:].any()
+
+
+def test_pages_of_small_strided_and_huge_arrays_are_left_alone() -> None:
+    region = _new_memory(32 << 20)
+    before = _resident_anonymous_bytes()
+    for array in (region[:5000], region[: 2 << 20 : 2], region, region[:0]):
+        bring_pages(array)
+    assert _resident_anonymous_bytes() - before < 1 << 20
 
 
 def test_memory_that_is_no_mapped_file_is_left_alone() -> None:
