@@ -163,6 +163,7 @@ class RunQueue:
             DeviceError: the system gives no thread.
         """
         self._turn.check(self._name)
+        self._check_outside()
         future = RunFuture(self._name, self._turn)
         if len(self.laned) > _SOME_LANED:
             self._teach()
@@ -184,6 +185,14 @@ class RunQueue:
                     self._wait()
             if ahead is not None:
                 ahead.wait(_GLANCE)
+
+    def _check_outside(self) -> None:
+        """Raise a UsageError in a signal handler or finalizer that came while this thread was at work in here."""
+        if cast("Any", self._mutex)._is_owned():
+            raise UsageError(
+                f"{self._name} is just enqueuing a run in this thread: a signal handler or finalizer that comes then "
+                "cannot use it"
+            )
 
     def _is_open(self) -> bool:
         return not (self._closed or _EXITING.is_set())
@@ -279,6 +288,7 @@ class RunQueue:
         if not (self._waiting or self.laned or self._running is not None):
             return
         self._turn.check(self._name)
+        self._check_outside()
         ticket = self._latest
         if not self._is_own_thread():
             self._wait_until(lambda: self._is_past(ticket))
@@ -293,6 +303,7 @@ class RunQueue:
 
     def leave_lane(self) -> None:
         """Wait until no job is under way. The lock of the executable is held, so that there will be no others."""
+        self._check_outside()
         if self._is_own_thread():
             with self._mutex:
                 self._recall()
@@ -327,6 +338,7 @@ class RunQueue:
 
     def close(self) -> None:
         """Cancel the runs that wait, wait for the one that runs, and take no more."""
+        self._check_outside()
         self._refuse_runs()
         self.settle()
 
@@ -343,12 +355,18 @@ class RunQueue:
                 self._lane.call()
             self._changed.notify_all()
         # Callbacks may use the executable and the other futures: nothing here is held, or waits.
+        raised: BaseException | None = None
         while self._refused:
             run = self._refused[0]
-            run.future.refuse()
+            try:
+                run.future.refuse()
+            except BaseException as error:  # noqa: BLE001  (what a callback raised; the others are cancelled too)
+                raised = error
             with self._mutex:
                 if self._refused and self._refused[0] is run:
                     self._refused.popleft()
+        if raised is not None:
+            raise raised
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
@@ -453,7 +471,8 @@ class RunQueue:
             with self._mutex:
                 if self._thread is me:  # a callback has raised what ends threads
                     self._leave()
-                    if (self._waiting or self.laned) and self._is_open():
+                    self._tell()
+                    if (self._waiting or self.laned) and not _EXITING.is_set():
                         self._start()
 
     def _do(self, run: _Run) -> None:

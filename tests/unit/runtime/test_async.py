@@ -724,6 +724,64 @@ def test_more_runs_wait_than_a_lane_holds(outputs: list[str] | None) -> None:
         assert [float(_y(f)[0, 0]) for f in futures] == list(range(300))
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("closes", [False, True], ids=["run", "close"])
+def test_a_callback_that_ends_its_thread_stops_nothing(gated: Gated, *, closes: bool) -> None:
+    m, gate = gated(_twice())
+
+    servers: list[threading.Thread] = []
+
+    def callback(_: Future[dict[str, Any]]) -> None:
+        servers.append(threading.current_thread())
+        if closes:
+            m.close()
+        raise SystemExit
+
+    first, second = m.run_async([_x(1)], outputs=["y"]), m.run_async([_x(2)])
+    gate.wait_for(1)
+    first.add_done_callback(callback)
+    third = m.run_async([_x(3)])
+    ended: list[object] = []
+    calls = [second.exception, third.exception, m.close if closes else lambda: m.run([_x(4)])]
+
+    def call(what: Callable[[], object]) -> None:
+        with suppress(CancelledError):
+            what()
+        ended.append(what)
+
+    threads = [threading.Thread(target=call, args=(c,), daemon=True) for c in calls]
+    for thread in threads:
+        thread.start()
+    gate.open()
+    for thread in threads:
+        thread.join(_SECONDS)
+    assert len(ended) == len(calls)
+    np.testing.assert_array_equal(_y(first), _x(2))
+    servers[0].join(_SECONDS)
+
+
+def test_a_handler_that_comes_while_a_run_is_enqueued_cannot_use_the_executable(
+    gated: Gated,
+) -> None:
+    m, gate = gated(_twice())
+    future = m.run_async([_x(1)])
+    gate.wait_for(1)
+    uses: list[Callable[[], object]] = [
+        lambda: m.run([_x(1)]),
+        lambda: m.run_async([_x(1)]),
+        m.close,
+    ]
+    with m._queue._mutex:  # pyright: ignore[reportPrivateUsage]  (as a signal would find it)
+        for use in uses:
+            with pytest.raises(
+                rlx.UsageError, match="twice is just enqueuing a run in this thread"
+            ):
+                use()
+    gate.open()
+    np.testing.assert_array_equal(_y(future), _x(2))
+    np.testing.assert_array_equal(m.run([_x(2)])["y"], _x(4))
+
+
 _OURS = ("queue.py", "futures.py", "enqueue.py", "lane.py")
 
 
