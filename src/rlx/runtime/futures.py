@@ -9,16 +9,18 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
+from logging import getLogger
 from typing import Any, TypeAlias, cast
 
 from rlx.backends.lanes import Job, JobState
 from rlx.base.errors import UsageError
 
-__all__ = ["Results", "RunFuture", "Series", "Turn"]
+__all__ = ["GLANCE", "Results", "RunFuture", "Series", "Turn"]
 
+_LOG = getLogger("rlx")
 Results: TypeAlias = dict[str, Any]
-_GLANCE = 0.05
-"""Seconds after which a wait in native code looks whether a signal came."""
+GLANCE = 0.05
+"""Seconds after which a wait in native code looks around: a signal may have come."""
 _PATIENCE = 1.0
 """Seconds after which the lock of a future, which is held for microseconds, is taken to be lost."""
 _PENDING, _RUNNING, _CANCELLED, _TOLD, _FINISHED = (
@@ -167,8 +169,8 @@ class RunFuture(Future[Results]):
 
     # -- for the queue -----------------------------------------------------------------------------------------------
 
-    def become(self, job: Job | None, results: Results, call: Callable[[], None]) -> None:
-        """Be the future of a job, or of none any more.
+    def become(self, job: Job, results: Results, call: Callable[[], None]) -> None:
+        """Be the future of a job.
 
         Args:
             job: the run.
@@ -176,8 +178,12 @@ class RunFuture(Future[Results]):
             call: makes the thread that serves the lane look at its jobs.
         """
         self._job, self._results, self._call = job, results, call
-        if job is not None and self.is_observed:
+        if self.is_observed:
             job.want()
+
+    def leave_job(self) -> None:
+        """Be the future of a run that Python does."""
+        self._job = None
 
     def begin(self) -> bool:
         """Say that the run begins; return False if it was cancelled, and tell `wait` and `as_completed`."""
@@ -195,7 +201,12 @@ class RunFuture(Future[Results]):
     def conclude(self, results: Results, error: BaseException | None = None) -> None:
         """Take over how the run ended, unless that is known."""
         if self._is_stuck():
+            _LOG.warning(
+                "%s: Ctrl-C left the lock of a future locked; other threads cannot have its result",
+                self._name,
+            )
             self.refused = error is not None or self._job is None
+            self.is_observed = False  # so the main thread takes a job's results over by itself
             return
         with suppress(InvalidStateError):
             if error is None:
@@ -203,6 +214,8 @@ class RunFuture(Future[Results]):
             else:
                 self.set_exception(error)
         self._job = None  # and so its inputs
+
+    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _is_stuck(self) -> bool:
         """Return whether its lock is never released, since a signal came when the main thread had just taken it.
@@ -215,8 +228,6 @@ class RunFuture(Future[Results]):
             return True
         self._condition.release()
         return False
-
-    # -- inside ------------------------------------------------------------------------------------------------------
 
     def _learn(self) -> None:
         """Take over the results of a job that is done, if nobody is to be told of it."""
@@ -235,13 +246,13 @@ class RunFuture(Future[Results]):
         """Wait until the job, if there is one, has ended; return what is left of the seconds."""
         self._check_here(timeout)
         end = None if timeout is None else time.monotonic() + timeout
-        left = _GLANCE if timeout is None else timeout
+        left = GLANCE if timeout is None else timeout
         while left >= 0 and not self.is_settled and not self.is_observed:
             job = self._job
-            if job is None or job.wait(min(left, _GLANCE)) > JobState.DONE:
+            if job is None or job.wait(min(left, GLANCE)) > JobState.DONE:
                 self._observe()  # Python does it, or will make it a job
             self._learn()
-            left = _GLANCE if end is None else end - time.monotonic()
+            left = GLANCE if end is None else end - time.monotonic()
         return None if end is None else max(end - time.monotonic(), 0)
 
     def _check_here(self, timeout: float | None) -> None:

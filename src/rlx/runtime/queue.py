@@ -28,14 +28,12 @@ from weakref import WeakSet
 from rlx.backends.lanes import Job, JobState, Lane
 from rlx.base.errors import DeviceError, UsageError
 from rlx.runtime.forks import watch_forks
-from rlx.runtime.futures import Results, RunFuture, Series, Turn
+from rlx.runtime.futures import GLANCE, Results, RunFuture, Series, Turn
 
 __all__ = ["RunQueue", "Work"]
 
 _IDLE_SECONDS = 1.0
 """How long a thread without work stays."""
-_GLANCE = 0.05
-"""Seconds after which a wait in native code looks around."""
 _SOME_LANED = 16
 """Jobs that may lie about before whoever enqueues the next looks which have ended."""
 _MOST_LANED = 128
@@ -184,7 +182,7 @@ class RunQueue:
                 if ahead is None:
                     self._wait()
             if ahead is not None:
-                ahead.wait(_GLANCE)
+                ahead.wait(GLANCE)
 
     def _check_outside(self) -> None:
         """Raise a UsageError in a signal handler or finalizer that came while this thread was at work in here."""
@@ -321,7 +319,7 @@ class RunQueue:
                 if last is None:
                     self._wait()
             if last is not None:
-                last.wait(_GLANCE)
+                last.wait(GLANCE)
 
     def _wait(self) -> None:
         """Wait until a run begins or ends in Python, or the queue closes. The lock is held."""
@@ -394,7 +392,7 @@ class RunQueue:
             elif not lost:
                 continue
             entry.recalled = True
-            entry.run.future.become(None, {}, _nothing)
+            entry.run.future.leave_job()
         self._tell()
 
     def _attend(self) -> bool:
@@ -556,10 +554,6 @@ def _do(
 
 def _cut_short() -> CancelledError:
     return CancelledError("the interpreter exits")
-
-
-def _nothing() -> None:
-    """Call nobody."""
 
 
 class _Exit(SystemExit):

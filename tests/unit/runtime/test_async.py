@@ -724,6 +724,34 @@ def test_more_runs_wait_than_a_lane_holds(outputs: list[str] | None) -> None:
         assert [float(_y(f)[0, 0]) for f in futures] == list(range(300))
 
 
+def test_a_future_whose_lock_a_signal_left_locked_stops_no_other(
+    gated: Gated, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
+) -> None:
+    m, gate = gated(_twice())
+    future = m.run_async([_x(1)])
+    gate.wait_for(1)
+    future._condition.acquire()
+    gate.open()
+    found: list[float] = []
+    other = threading.Thread(
+        target=lambda: found.extend(
+            float(y[0]) for y in (m.run([_x(2)])["y"], _y(m.run_async([_x(3)])))
+        )
+    )
+    other.start()
+    other.join(_SECONDS)
+    assert found == [4, 6]
+    until = time.monotonic() + _SECONDS
+    while "other threads cannot have its result" not in caplog.text:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    if "lane" in request.node.name:
+        np.testing.assert_array_equal(_y(future), _x(2))
+    else:
+        with pytest.raises(CancelledError):
+            future.result(_SECONDS)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("closes", [False, True], ids=["run", "close"])
 def test_a_callback_that_ends_its_thread_stops_nothing(gated: Gated, *, closes: bool) -> None:
